@@ -1,0 +1,1 @@
+"""Lightning strategies that cut communication and split models."""
