@@ -1,0 +1,164 @@
+"""A few entries of a vector on the wire."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_distlab.payloads.base import Payload, Traits, accumulation_dtype
+from lightning_distlab.payloads.dense import exact_codec
+from lightning_distlab.payloads.wire import Wire
+
+_HEADER = struct.Struct("<BxxxIII")  # form, entries, index bytes, value bytes
+_SPARSE, _DENSE = 0, 1
+
+
+def _aligned(size: int) -> int:
+    """`size` rounded up to 8 bytes, so that typed views of a buffer need no copy."""
+    return (size + 7) & ~7
+
+
+@dataclass(frozen=True, eq=False)
+class SparsePayload(Payload):
+    """Entries (index, value) of a vector; travels densely where that is smaller.
+
+    Attributes:
+        indices: int64, [k], strictly increasing, in [0, size).
+        values: [k].
+        size: Elements of the vector.
+        limit: Entries that any rank sends at most in this place; all ranks agree on it, so it sizes receive buffers.
+        wire: Codecs.
+    """
+
+    traits: ClassVar[Traits] = Traits(linear=True, mergeable=True, fixed_size=False, unbiased=False)
+
+    indices: Tensor
+    values: Tensor
+    size: int
+    limit: int
+    wire: Wire = Wire()
+
+    @property
+    @override
+    def length(self) -> int:
+        return self.size
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @override
+    def rounded(self, wire: Wire) -> tuple[Self, Self | None]:
+        if wire.value == exact_codec(self.values.dtype):
+            return replace(self, wire=wire), None
+        values = wire.value_codec.round(self.values)
+        return replace(self, values=values, wire=wire), replace(self, values=self.values - values, wire=wire)
+
+    def to_dense(self) -> Tensor:
+        """The vector, [size]."""
+        return torch.zeros(self.size, dtype=self.values.dtype, device=self.device).index_copy_(
+            0, self.indices, self.values
+        )
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self).merge_all([self, other])
+
+    @classmethod
+    @override
+    def merge_all(cls, payloads: Sequence[Self]) -> Self:
+        first = payloads[0]
+        if len(payloads) > 2 and first.device.type == "cuda":
+            return super().merge_all(payloads)  # two addends commute, more would race in one index_add_
+        dtype = accumulation_dtype(first.values.dtype)
+        # A stable sort keeps equal indices in rank order, and a sequential index_add_ adds them in that order.
+        indices, order = torch.sort(torch.cat([p.indices for p in payloads]), stable=True)
+        values = torch.cat([p.values for p in payloads]).to(dtype)[order]
+        unique, place = torch.unique_consecutive(indices, return_inverse=True)
+        if unique.numel() != indices.numel():
+            values = torch.zeros(unique.numel(), dtype=dtype, device=first.device).index_add_(0, place, values)
+        limit = min(first.size, sum(p.limit for p in payloads))
+        return replace(first, indices=unique, values=values, limit=limit, wire=first.wire.merged(exact_codec(dtype)))
+
+    @override
+    def split(self, bounds: Sequence[int]) -> list[Self]:
+        cuts = torch.searchsorted(self.indices, torch.tensor(bounds, device=self.device)).tolist()
+        return [
+            replace(
+                self,
+                indices=self.indices[i:j] - a,
+                values=self.values[i:j],
+                size=b - a,
+                limit=min(self.limit, b - a),
+            )
+            for a, b, i, j in zip(bounds[:-1], bounds[1:], cuts[:-1], cuts[1:], strict=True)
+        ]
+
+    @classmethod
+    @override
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        offset, indices = 0, []
+        for part in parts:
+            indices.append(part.indices + offset)
+            offset += part.size
+        return replace(
+            parts[0],
+            indices=torch.cat(indices),
+            values=torch.cat([part.values for part in parts]),
+            size=offset,
+            limit=sum(part.limit for part in parts),
+        )
+
+    def _form(self) -> tuple[int, int]:
+        """Which form is smaller, and the bytes of its body."""
+        entries = self.indices.numel()
+        sparse = _aligned(self.wire.index_codec.size(self.indices, self.size)) + self.wire.value_codec.size(entries)
+        dense = self.wire.value_codec.size(self.size)
+        return (_SPARSE, sparse) if sparse < dense else (_DENSE, dense)
+
+    @override
+    def wire_size(self) -> int:
+        return _HEADER.size + self._form()[1]
+
+    @override
+    def max_wire_size(self, terms: int = 1) -> int:
+        wire = self.wire if terms == 1 else self.wire.merged(exact_codec(accumulation_dtype(self.values.dtype)))
+        entries = min(self.size, self.limit * terms)
+        sparse = _aligned(wire.index_codec.max_size(entries, self.size)) + wire.value_codec.size(entries)
+        return _HEADER.size + min(sparse, wire.value_codec.size(self.size))
+
+    @override
+    def encode(self) -> Tensor:
+        form, body = self._form()
+        buffer = torch.empty(_HEADER.size + body, dtype=torch.uint8, device=self.device)
+        index_size = 0
+        if form == _SPARSE:
+            packed = self.wire.index_codec.encode(self.indices, self.size)
+            index_size = packed.numel()
+            buffer[_HEADER.size : _HEADER.size + index_size] = packed
+            values, start = self.values, _HEADER.size + _aligned(index_size)
+        else:
+            values, start = self.to_dense(), _HEADER.size
+        buffer[start:] = self.wire.value_codec.encode(values)
+        header = _HEADER.pack(form, self.indices.numel(), index_size, body)
+        buffer[: _HEADER.size] = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(self.device)
+        return buffer
+
+    @override
+    def decode(self, buffer: Tensor) -> Self:
+        form, entries, index_size, body = _HEADER.unpack(bytes(buffer[: _HEADER.size].cpu().numpy()))
+        content = buffer[_HEADER.size : _HEADER.size + body]
+        if form == _DENSE:
+            dense = self.wire.value_codec.decode(content, self.size, self.values.dtype)
+            indices = torch.nonzero(dense).flatten()
+            return replace(self, indices=indices, values=dense[indices])
+        indices = self.wire.index_codec.decode(content[:index_size], entries, self.size)
+        values = self.wire.value_codec.decode(content[_aligned(index_size) :], entries, self.values.dtype)
+        return replace(self, indices=indices, values=values)

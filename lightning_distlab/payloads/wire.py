@@ -1,0 +1,58 @@
+"""Which codecs a message is written with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lightning_distlab.payloads.codecs import INDEX_CODECS, VALUE_CODECS, IndexCodec, ValueCodec
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Codecs of a message; the rounding error of lossy ones goes back to the sender's residual.
+
+    Attributes:
+        index: `int32`, `run16` (the DGC paper's 16-bit run length), `rice`, `bitmap` or `auto` (the smallest).
+        value: `fp32`, `fp16`, `bf16`, `int8` (8-bit logarithmic) or `fp64`, for the values of sparse payloads.
+        dense: The same names, for what travels densely: biases, norms, and everything that a rule excludes.
+
+    Raises:
+        ValueError: A name is not a codec.
+    """
+
+    index: str = "auto"
+    value: str = "fp32"
+    dense: str = "fp32"
+
+    def __post_init__(self) -> None:
+        """Check the three names."""
+        for field, known in (("index", INDEX_CODECS), ("value", VALUE_CODECS), ("dense", VALUE_CODECS)):
+            name = getattr(self, field)
+            if name not in known:
+                raise ValueError(f"wire.{field}={name!r} is not a codec; use one of {', '.join(sorted(known))}.")
+
+    @property
+    def index_codec(self) -> IndexCodec:
+        """Codec of the indices."""
+        return INDEX_CODECS[self.index]
+
+    @property
+    def value_codec(self) -> ValueCodec:
+        """Codec of the values of sparse payloads."""
+        return VALUE_CODECS[self.value]
+
+    @property
+    def dense_codec(self) -> ValueCodec:
+        """Codec of dense payloads."""
+        return VALUE_CODECS[self.dense]
+
+    def merged(self, full: str) -> Wire:
+        """The wire of a partial sum: same indices, values in full precision (`fp32` or `fp64`)."""
+        return replace(self, value=full, dense=full)
+
+
+PAPER_WIRE = Wire(index="run16", value="fp32", dense="fp32")
+"""The format of the DGC paper: 32-bit values, 16-bit run lengths, dense fp32 tail."""
+
+COMPACT_WIRE = Wire(index="auto", value="fp16", dense="fp16")
+"""Rice indices, half-precision values and tail."""
