@@ -23,8 +23,8 @@ def blocks_per_stage(depth: int) -> int:
     if remainder == 0 and n >= 1:
         return n
     below, above = 6 * n + 2, 6 * (n + 1) + 2
-    nearest = f"{max(above, 8)}" if n < 1 else f"{below} or {above}"
-    raise ValueError(f"depth={depth} is not 6n + 2 with n >= 1: the nearest valid depth is {nearest} (say depth=20).")
+    nearest = "depth is 8" if n < 1 else f"depths are {below} and {above}"
+    raise ValueError(f"depth={depth} is not 6n + 2 with n >= 1: the nearest valid {nearest}.")
 
 
 class OptionAShortcut(nn.Module):

@@ -33,14 +33,16 @@ def test_depth_counts_weighted_layers(depth):
 
 
 @pytest.mark.parametrize(
-    ("depth", "nearest"), [(2, "8"), (7, "8"), (-3, "8"), (18, "14 or 20"), (50, "50"), (112, "110 or 116")]
+    ("depth", "nearest"), [(2, "is 8"), (7, "is 8"), (-3, "is 8"), (18, "are 14 and 20"), (112, "are 110 and 116")]
 )
 def test_invalid_depth_names_the_nearest(depth, nearest):
-    if depth == 50:
-        assert blocks_per_stage(depth) == 8
-        return
-    with pytest.raises(ValueError, match=f"depth={depth} .* {nearest} "):
-        blocks_per_stage(depth)
+    with pytest.raises(ValueError, match=f"depth={depth} .* {nearest}"):
+        CifarResNet(depth)
+
+
+@pytest.mark.parametrize(("depth", "n"), [(8, 1), (20, 3), (50, 8), (110, 18)])
+def test_valid_depths(depth, n):
+    assert blocks_per_stage(depth) == n
 
 
 def test_shapes_of_the_stages():
