@@ -1,0 +1,66 @@
+"""From a composed configuration to Trainer, model and data, through the allow-list."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig, OmegaConf
+
+from lightning_distlab.app.instantiate import instantiate
+from lightning_distlab.app.metrics import MetricHistory
+
+
+@dataclass
+class Parts:
+    """Everything that a job works with.
+
+    Attributes:
+        cfg: The configuration, resolved and as plain containers, good in any process.
+        trainer: With callbacks, loggers and strategy inside.
+        model: The LightningModule.
+        datamodule: The data.
+        history: The callback that holds last and best metrics.
+    """
+
+    cfg: dict[str, Any]
+    trainer: pl.Trainer
+    model: pl.LightningModule
+    datamodule: pl.LightningDataModule
+    history: MetricHistory
+
+
+def build(cfg: DictConfig) -> Parts:
+    """Seed, then build datamodule, model, callbacks, loggers, strategy and Trainer, in this order."""
+    plain = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(plain, dict)
+    settings = {str(key): value for key, value in plain.items()}
+    seed(settings.get("seed"))
+    datamodule = instantiate(settings["data"])
+    model = instantiate(settings["model"])
+    history = MetricHistory()
+    callbacks: list[Callback] = [*_each(settings.get("callbacks")), history]
+    loggers: list[Logger] = _each(settings.get("logger"))
+    strategy = instantiate(settings.get("strategy")) or "auto"
+    make_trainer = instantiate(settings["trainer"], _partial_=True)
+    trainer = make_trainer(callbacks=callbacks, logger=loggers or False, strategy=strategy)
+    return Parts(settings, trainer, model, datamodule, history)
+
+
+def seed(value: int | None) -> None:
+    """Seed all generators and loader workers; 0 is a seed like any other, None leaves them to chance."""
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        os.environ.pop(name, None)  # of an earlier job of the same sweep
+    if value is not None:
+        pl.seed_everything(value, workers=True, verbose=False)
+
+
+def _each(group: Mapping[str, Any] | None) -> list[Any]:
+    """Build every member of a group such as ``callbacks``; members set to null are left out."""
+    members = (instantiate(member) for member in (group or {}).values())
+    return [member for member in members if member is not None]

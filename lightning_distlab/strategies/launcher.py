@@ -1,0 +1,148 @@
+"""How ranks come to life on one machine: by a second start of the program, by fork, or by spawn.
+
+Lightning's own script launcher repeats ``sys.argv`` and leaves the process group and its environment variables behind. In a
+Hydra sweep that starts the whole sweep once per rank, and a second job that wants another number of devices crashes. The
+launcher here starts children for *this* job only, names the rank that died, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
+from torch.multiprocessing import ProcessExitedException
+from typing_extensions import override
+
+from lightning_distlab.strategies.child_command import child_command
+from lightning_distlab.strategies.child_processes import (
+    RankDiedError,
+    active_children,
+    close_job,
+    open_children,
+    watch_parent,
+)
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+    from lightning.fabric.plugins import ClusterEnvironment
+    from lightning.pytorch.strategies import ParallelStrategy
+
+StartMethod = Literal["popen", "fork", "spawn", "forkserver"]
+START_METHODS = ("popen", "fork", "spawn", "forkserver")
+
+
+class HydraSafeLauncher(_SubprocessScriptLauncher):
+    """Start the program once more per further rank, with the overrides of the present Hydra job.
+
+    Children live until the end of the job (fit, test, ...), which `close_job` or the end of the program marks.
+
+    Args:
+        cluster_environment: Who knows addresses and ranks. One that creates its processes itself (torchrun) is left alone.
+        num_processes: Ranks on this machine.
+        num_nodes: Machines.
+        timeout_s: Seconds that ranks may go on after one has died.
+    """
+
+    def __init__(
+        self, cluster_environment: ClusterEnvironment, num_processes: int, num_nodes: int, timeout_s: float = 1800.0
+    ) -> None:
+        super().__init__(cluster_environment, num_processes, num_nodes)
+        self.timeout_s = timeout_s
+        self._job = _job_identity()
+        earlier = active_children()
+        if earlier is not None and earlier.job != self._job:
+            close_job(failed=True)  # a job of a user's own Hydra sweep ended and nobody said so
+
+    @override
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
+        """Start the children unless they run already, then run `function` here as rank 0.
+
+        Raises:
+            RankDiedError: If another rank of this machine died; names it, and its signal or exit code.
+        """
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            self._call_children_scripts()
+        else:
+            watch_parent(self.timeout_s)
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            children = active_children()
+            explained = children.explain(error) if children is not None else None
+            if explained is None:
+                raise
+            raise explained from error
+
+    @override
+    def _call_children_scripts(self) -> None:
+        self.procs = []
+        self._check_can_spawn_children()
+        environment = self.cluster_environment
+        children = open_children(environment.node_rank() * self.num_processes, self.timeout_s, self._job)
+        os.environ["MASTER_ADDR"] = environment.main_address
+        os.environ["MASTER_PORT"] = str(environment.main_port)
+        os.environ["NODE_RANK"] = str(environment.node_rank())
+        os.environ["LOCAL_RANK"] = str(environment.local_rank())
+        os.environ["WORLD_SIZE"] = str(self.num_processes * self.num_nodes)
+        children.start(self.num_processes, child_command)
+        self.procs = children.procs
+
+
+class ForkSafeLauncher(_MultiProcessingLauncher):
+    """Lightning's fork and spawn launcher, with the dead rank named."""
+
+    @override
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
+        """Run `function` in N new processes and return what rank 0 returned.
+
+        Raises:
+            RankDiedError: If a worker was killed or ended early.
+        """
+        saved = {name: os.environ.get(name) for name in ("MASTER_PORT", "WORLD_SIZE")}
+        try:
+            return super().launch(function, *args, trainer=trainer, **kwargs)
+        except ProcessExitedException as error:
+            how = (
+                f"was killed by {error.signal_name}" if error.signal_name else f"ended with exit code {error.exit_code}"
+            )
+            rank = re.sub(r"\D", "", str(error.error_index))
+            raise RankDiedError(
+                f"rank {rank} (process {error.error_pid}) {how}. The other ranks were stopped; resume from the last "
+                "checkpoint (ckpt_path=...)"
+            ) from error
+        finally:
+            for name, value in saved.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def _job_identity() -> str | None:
+    """Name the Hydra job that runs now by its folder; None outside of Hydra."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return str(HydraConfig.get().runtime.output_dir) if HydraConfig.initialized() else None
+
+
+def make_launcher(
+    strategy: ParallelStrategy, num_processes: int, start_method: StartMethod, timeout_s: float = 1800.0
+) -> HydraSafeLauncher | ForkSafeLauncher:
+    """Return the launcher for a strategy's ``_configure_launcher``.
+
+    Raises:
+        ValueError: If `start_method` is unknown.
+    """
+    if start_method == "popen":
+        assert strategy.cluster_environment is not None
+        num_nodes = int(getattr(strategy, "num_nodes", 1))
+        return HydraSafeLauncher(strategy.cluster_environment, num_processes, num_nodes, timeout_s)
+    if start_method not in START_METHODS:
+        raise ValueError(f"start_method={start_method!r} is unknown: use one of {', '.join(START_METHODS)}")
+    return ForkSafeLauncher(strategy, start_method=start_method)
