@@ -45,6 +45,13 @@ class Param:
     weight: Tensor
     hyper: Hyper = field(default_factory=Hyper)
 
+    @property
+    def flat(self) -> Tensor:
+        """The weight as a 1-D view in memory order, [numel], element for element beside its flat gradient."""
+        if self.weight.is_contiguous():
+            return self.weight.view(-1)
+        return self.weight.as_strided((self.weight.numel(),), (1,))
+
 
 class Scratch:
     """Working memory that is used again and again: one buffer per dtype and device, as large as the largest request."""
@@ -114,9 +121,15 @@ class Compressor(ABC):
         return {}
 
     def observe(self, gradients: Mapping[str, Tensor], states: Mapping[str, State], step: Step) -> Any:
-        """Look at this rank's whole gradient; what is returned comes back as `step.observed`.
+        """Look at this rank before the first tensor of a step; what is returned comes back as `step.observed`.
 
-        Only called when `needs_whole_gradient`. Changes nothing.
+        Changes nothing.
+
+        Args:
+            gradients: This rank's whole gradient by name, 1-D each, where `needs_whole_gradient`; else empty, and
+                only what the memories hold from earlier steps can be used.
+            states: This rank's memories, by name.
+            step: The step that begins.
         """
         return None
 

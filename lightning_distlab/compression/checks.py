@@ -1,0 +1,102 @@
+"""Options of compressors, checked where they are set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
+
+
+def fraction(option: str, value: object) -> float:
+    """A number in (0, 1].
+
+    Raises:
+        ValueError: It is not.
+    """
+    number = _real(value)
+    if number is None or not 0.0 < number <= 1.0:
+        raise ValueError(
+            f"{option}={value!r} must be a number in (0, 1]; 0.001 sends one entry in a thousand, 1.0 sends all."
+        )
+    return number
+
+
+def non_negative(option: str, value: object) -> float:
+    """A finite number >= 0.
+
+    Raises:
+        ValueError: It is not.
+    """
+    number = _real(value)
+    if number is None or number < 0.0:
+        raise ValueError(f"{option}={value!r} must be a finite number in [0, inf); 0 turns it off.")
+    return number
+
+
+def positive_or_none(option: str, value: object) -> float | None:
+    """A finite number > 0, or None.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if value is None:
+        return None
+    number = _real(value)
+    if number is None or number <= 0.0:
+        raise ValueError(f"{option}={value!r} must be a finite number in (0, inf); use {option}=None to turn it off.")
+    return number
+
+
+def natural(option: str, value: object) -> int:
+    """An integer >= 0.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise ValueError(f"{option}={value!r} must be an integer in [0, inf); 0 turns it off.")
+    return int(value)
+
+
+def switch(option: str, value: object) -> bool:
+    """True or False, and nothing that merely looks true.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{option}={value!r} must be True or False.")
+    return value
+
+
+def choice(option: str, value: object, choices: Sequence[str]) -> str:
+    """One of a few words.
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{option}={value!r} must be one of {', '.join(choices)}.")
+    return value
+
+
+def patterns(option: str, value: object) -> tuple[str, ...]:
+    """A list of non-empty strings.
+
+    Raises:
+        ValueError: It is not; in particular when it is one bare string, whose letters would be taken as patterns.
+    """
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ValueError(f"{option}={value!r} must be a list of name patterns; write {option}=['head.*'] for one.")
+    found = tuple(value)
+    for pattern in found:
+        if not isinstance(pattern, str) or not pattern:
+            raise ValueError(f"{option} holds {pattern!r}; every entry must be a non-empty string such as 'head.*'.")
+    return found
+
+
+def _real(value: object) -> float | None:
+    """The value as a finite float, None where it is not a number (a truth value is none)."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        return None
+    return float(value)
