@@ -16,8 +16,8 @@ _SCALARS = (str, int, float, bool)
 def flat_hparams(cfg: dict[str, Any], strategy: str, recipe: str, world_size: int) -> dict[str, Any]:
     """Return the settings of a run as scalars under dotted keys.
 
-    Options of compressor and collective stand directly under ``strategy.`` (``strategy.density``), and the parts by name
-    (``strategy.compressor: DGC``). Secrets and ``_target_`` are left out.
+    Options of compressor and collective stand directly under ``strategy.`` (``strategy.density``), and the parts by
+    name (``strategy.compressor: DGC``). Secrets and ``_target_`` are left out.
 
     Args:
         cfg: The resolved configuration as plain containers.

@@ -1,8 +1,9 @@
 """Building objects from configuration, inside an allow-list.
 
-A configuration is data, perhaps from a stranger, while ``_target_`` may name any importable callable. Hydra blocks some names it
-knows to be bad; here only prefixes known to be good pass. Both the written name and the home of the object behind it are
-checked, since every module re-exports others: ``lightning.pytorch.callbacks.model_checkpoint.Path.unlink`` deletes a file.
+A configuration is data, perhaps from a stranger, while ``_target_`` may name any importable callable. Hydra blocks some
+names it knows to be bad; here only prefixes known to be good pass. Both the written name and the home of the object
+behind it are checked, since every module re-exports others: a file would be deleted by
+``lightning.pytorch.callbacks.model_checkpoint.Path.unlink``.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def allow_targets(prefix: str) -> None:
 def instantiate(config: Any, **kwargs: Any) -> Any:
     """Build what `config` describes, after every ``_target_`` in it has been found allowed.
 
-    The tree is resolved once, checked, and exactly what was checked is built. Containers arrive as plain dicts and lists.
+    The tree is resolved once, checked, and exactly what was checked is built. Containers arrive as dicts and lists.
 
     Args:
         config: A configuration node, dict or list; None gives None.

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
@@ -64,7 +63,7 @@ class Job:
     def of(cls, cfg: DictConfig) -> Job:
         """Read folder and names from the composed configuration."""
         plain = {key: value for key, value in masked(cfg).items() if key not in _NOT_IDENTITY}
-        digest = hashlib.sha256(yaml.safe_dump(plain, sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
         return cls(Path(cfg.paths.output_dir), str(cfg.task_name), strategy_name(), recipe_name(), digest)
 
     def finished_metric(self, name: str | None) -> tuple[bool, float | None]:
@@ -104,7 +103,7 @@ class Job:
 
 def current_rank() -> int:
     """Return the global rank of this process as Lightning knows it; 0 before any is known."""
-    return int(rank_zero_only.rank or 0)
+    return int(getattr(rank_zero_only, "rank", None) or 0)
 
 
 Task = Callable[[DictConfig, Job], JobResult]
@@ -113,8 +112,8 @@ Task = Callable[[DictConfig, Job], JobResult]
 def run_job(task: Task, cfg: DictConfig) -> float | None:
     """Run a task as one job of Hydra and return the metric that ``optimized_metric`` names.
 
-    Whatever happens: the error is in the job's folder, the W&B run is ended, child processes are gone and the environment is
-    as before, so that the next job of a sweep begins from nothing.
+    Whatever happens: the error is in the job's folder, the W&B run is ended, child processes are gone and the
+    environment is as before, so that the next job of a sweep begins from nothing.
 
     Args:
         task: `train` or `evaluate`, or one of your own.
@@ -156,8 +155,9 @@ def _metric(result: JobResult, name: str | None) -> float | None:
     if name is None or current_rank() != 0:
         return None
     if name not in result.metrics:
+        logged = ", ".join(sorted(result.metrics)) or "no metrics"
         raise ValueError(
-            f"optimized_metric={name!r} was not logged; logged were {', '.join(sorted(result.metrics)) or 'no metrics'}. "
+            f"optimized_metric={name!r} was not logged; logged were {logged}. "
             "Choose one of them, or optimized_metric=null."
         )
     return result.metrics[name]

@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 
 
 def wandb_logger(
+    *,
     save_dir: str,
     project: str,
     name: str,
@@ -21,8 +22,8 @@ def wandb_logger(
 ) -> WandbLogger:
     """Return a W&B logger that writes to ``<save_dir>/wandb`` and sends nothing unless ``offline=false``.
 
-    The key for sending comes from ``wandb login`` or the environment; there is no option for it. Metadata about the process
-    are off, because they would hold the command line.
+    The key for sending comes from ``wandb login`` or the environment; there is no option for it. Metadata about the
+    process are off, because they would hold the command line.
 
     Args:
         save_dir: The run's folder.

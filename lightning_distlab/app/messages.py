@@ -45,7 +45,8 @@ def one_line(error: BaseException) -> str | None:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
         return _missing_config(error)
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r} cannot be read: quote values that hold '=', ',' or spaces, as in 'ckpt_path=\"a=1.ckpt\"'"
+        remedy = "quote values that hold '=', ',' or spaces, as in 'ckpt_path=\"a=1.ckpt\"'"
+        return f"{error.override!r} cannot be read: {remedy}"
     if isinstance(error, InstantiationException):
         cause = error.__cause__
         key = str(error).rpartition("full_key: ")[2] if "full_key: " in str(error) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import lightning.pytorch as pl
@@ -18,9 +19,12 @@ class MetricHistory(Callback):
     Attributes:
         last: By metric name, the value logged last.
         best: By metric name, the smallest or largest value, see `lower_is_better`. NaN never is the best.
+        train_s: Seconds from the first training step to the end of training, validation included.
     """
 
     def __init__(self) -> None:
+        self.train_s = 0.0
+        self._start = 0.0
         self.last: dict[str, float] = {}
         self.best: dict[str, float] = {}
 
@@ -35,6 +39,10 @@ class MetricHistory(Callback):
             self.best[name] = better(self.best.get(name, number), number)
 
     @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._start = time.perf_counter()
+
+    @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.update(trainer.callback_metrics)
 
@@ -45,6 +53,7 @@ class MetricHistory(Callback):
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.train_s = time.perf_counter() - self._start
         self.update(trainer.callback_metrics)
 
     @override

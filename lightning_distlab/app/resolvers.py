@@ -43,7 +43,7 @@ def run_stamp() -> str:
 
 
 def _agree(stamp: str) -> str:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=timedelta(minutes=5))

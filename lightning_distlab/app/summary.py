@@ -46,7 +46,7 @@ def publish(parts: Parts, job: Job, *, steps: int, timings: dict[str, float], co
         parts: The finished run.
         job: Its folder and names.
         steps: Optimizer steps done.
-        timings: Seconds: ``wall_s`` of the fit (or of the evaluation), ``test_s``.
+        timings: Seconds: ``wall_s`` of the training (or of the evaluation), ``test_s``.
         comm: Of `comm_summary`.
     """
     history = parts.history

@@ -1,6 +1,6 @@
 """Typed schemas of the strategy configurations: names, types and words are checked before anything is built.
 
-Ranges and what settings mean together are checked once, by the class that owns the value, so that they hold without Hydra too.
+Ranges and what settings mean together are checked once, by the class that owns the value: they hold without Hydra too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command line that starts one more rank of the program which is running now.
 
-Under Hydra the original ``sys.argv`` must not be repeated: with ``-m`` every rank would start the whole sweep again, and a
-sampling sweeper would hand each rank other values. So the command is put together from what Hydra composed for *this* job.
+Under Hydra the original ``sys.argv`` must not be repeated: with ``-m`` every rank would start the whole sweep again,
+and a sampling sweeper would hand each rank other values. So the command is made of what Hydra composed for *this* job.
 """
 
 from __future__ import annotations

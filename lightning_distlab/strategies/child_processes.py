@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # What a launch writes into the environment; every name is put back as it was when the job is over.
 JOB_VARIABLES = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 PARENT_PID = "DISTLAB_PARENT_PID"
+REMEDY = "The other ranks were stopped; resume from the last checkpoint (ckpt_path=...)."
 _POLL_S = 0.25
 _LOST_PEER = re.compile(
     r"closed by peer|connection (reset|closed|refused)|broken pipe|timed out|gloo|nccl|tcpstore|socket", re.IGNORECASE
@@ -64,6 +65,7 @@ class ChildProcesses:
         self.timeout_s = timeout_s
         self.procs: list[subprocess.Popen[bytes]] = []
         self.dead: DeadRank | None = None
+        self.failed = False
         self._saved_env = {name: os.environ.get(name) for name in JOB_VARIABLES}
         self._saved_threads = torch.get_num_threads()
         self._closing = threading.Event()
@@ -78,10 +80,8 @@ class ChildProcesses:
         if self.procs:
             threading.Thread(target=self._watch, name="distlab-rank-watch", daemon=True).start()
 
-    def find_dead(
-        self, wait_s: float = 0.0, *, codes: Callable[[int], bool] = lambda code: code != 0
-    ) -> DeadRank | None:
-        """Return the first rank that failed, waiting up to `wait_s` for the operating system to report it."""
+    def find_dead(self, wait_s: float = 0.0, codes: Callable[[int], bool] = bool) -> DeadRank | None:
+        """Return the rank that failed (exit code accepted by `codes`), waiting up to `wait_s` seconds for the news."""
         deadline = time.monotonic() + wait_s
         while self.dead is None:
             for i, proc in enumerate(self.procs, start=1):
@@ -98,6 +98,7 @@ class ChildProcesses:
 
     def explain(self, error: BaseException) -> RankDiedError | None:
         """Return the error to show instead, if `error` on this rank is only the echo of another rank's death."""
+        self.failed = True
         if isinstance(error, RankDiedError):
             return None
         is_echo = isinstance(error, dist.DistError) or (
@@ -109,9 +110,7 @@ class ChildProcesses:
         if dead is None or not (is_echo or dead.code < 0):
             return None
         where = "; its own log is in the run's folder" if dead.code > 0 else ""
-        return RankDiedError(
-            f"{dead}{where}. The other ranks were stopped; resume from the last checkpoint (ckpt_path=...)"
-        )
+        return RankDiedError(f"{dead}{where}. {REMEDY}")
 
     def close(self, *, failed: bool) -> None:
         """Wait for the children (kill them after a grace when `failed`) and put environment and threads back."""
@@ -155,9 +154,7 @@ class ChildProcesses:
             if not self._closing.wait(5.0):
                 self.signal_all(signal.SIGKILL)
             if not self._closing.wait(self.timeout_s):
-                sys.stderr.write(
-                    f"{dead}; rank {self.first_rank} did not notice within {self.timeout_s:.0f} s: ending\n"
-                )
+                sys.stderr.write(f"{dead}; rank {self.first_rank} hung for {self.timeout_s:.0f} s after it: ending\n")
                 sys.stderr.flush()
                 os._exit(1)
             return
@@ -195,7 +192,7 @@ def close_job(*, failed: bool = False) -> None:
     try:
         if dist.is_available() and dist.is_initialized():
             if not failed:
-                dist.barrier()
+                _meet()
             dist.destroy_process_group()
     except RuntimeError as error:
         explained = children.explain(error) if children is not None else None
@@ -208,6 +205,13 @@ def close_job(*, failed: bool = False) -> None:
         raise RankDiedError(f"{children.dead}, after training had ended on rank {children.first_rank}")
 
 
+def _meet() -> None:
+    if dist.get_backend() == "nccl":
+        dist.barrier(device_ids=[torch.cuda.current_device()])
+    else:
+        dist.barrier()
+
+
 def _close_at_exit() -> None:
     # In a program without our `app`, the end of the script is the end of the job. No barrier: a rank may have failed.
     global _active
@@ -216,7 +220,7 @@ def _close_at_exit() -> None:
         return
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-    children.close(failed=children.find_dead() is not None)
+    children.close(failed=children.failed or children.find_dead() is not None)
 
 
 def watch_parent(timeout_s: float) -> None:
@@ -228,9 +232,8 @@ def watch_parent(timeout_s: float) -> None:
     def watch() -> None:
         while os.getppid() == int(parent):
             time.sleep(4 * _POLL_S)
-        sys.stderr.write(
-            f"rank 0 of this machine (process {parent}) died; local rank {os.environ['LOCAL_RANK']} ends\n"
-        )
+        me = os.environ.get("LOCAL_RANK")
+        sys.stderr.write(f"rank 0 of this machine (process {parent}) died; local rank {me} ends\n")
         sys.stderr.flush()
         time.sleep(min(timeout_s, 10.0))
         os._exit(1)

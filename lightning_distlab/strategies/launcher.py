@@ -1,24 +1,25 @@
 """How ranks come to life on one machine: by a second start of the program, by fork, or by spawn.
 
-Lightning's own script launcher repeats ``sys.argv`` and leaves the process group and its environment variables behind. In a
-Hydra sweep that starts the whole sweep once per rank, and a second job that wants another number of devices crashes. The
+Lightning's own script launcher repeats ``sys.argv`` and leaves the process group and its environment variables behind.
+In a Hydra sweep that starts the whole sweep once per rank, and a second job that wants other devices crashes. The
 launcher here starts children for *this* job only, names the rank that died, and leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
-from torch.multiprocessing import ProcessExitedException
+from torch.multiprocessing.spawn import ProcessExitedException
 from typing_extensions import override
 
 from lightning_distlab.strategies.child_command import child_command
 from lightning_distlab.strategies.child_processes import (
+    REMEDY,
+    DeadRank,
     RankDiedError,
     active_children,
     close_job,
@@ -41,7 +42,7 @@ class HydraSafeLauncher(_SubprocessScriptLauncher):
     Children live until the end of the job (fit, test, ...), which `close_job` or the end of the program marks.
 
     Args:
-        cluster_environment: Who knows addresses and ranks. One that creates its processes itself (torchrun) is left alone.
+        cluster_environment: Knows addresses and ranks. One that creates its processes itself (torchrun) is left alone.
         num_processes: Ranks on this machine.
         num_nodes: Machines.
         timeout_s: Seconds that ranks may go on after one has died.
@@ -108,14 +109,7 @@ class ForkSafeLauncher(_MultiProcessingLauncher):
         try:
             return super().launch(function, *args, trainer=trainer, **kwargs)
         except ProcessExitedException as error:
-            how = (
-                f"was killed by {error.signal_name}" if error.signal_name else f"ended with exit code {error.exit_code}"
-            )
-            rank = re.sub(r"\D", "", str(error.error_index))
-            raise RankDiedError(
-                f"rank {rank} (process {error.error_pid}) {how}. The other ranks were stopped; resume from the last "
-                "checkpoint (ckpt_path=...)"
-            ) from error
+            raise RankDiedError(f"{DeadRank(error.error_index, error.error_pid, error.exit_code)}. {REMEDY}") from error
         finally:
             for name, value in saved.items():
                 if value is None:
