@@ -138,10 +138,10 @@ class ImageClassifier(pl.LightningModule):
         hp = self.hparams
         if hp["schedule"] == "constant" and not (hp["warmup_epochs"] or hp["warmup_steps"]):
             return optimizer
-        total_steps = self.trainer.estimated_stepping_batches  # also loads the training data, if it was not loaded yet
+        total_steps = self.trainer.estimated_stepping_batches
         if hp["schedule"] == "cosine" and math.isinf(total_steps):
             raise ValueError("schedule='cosine' needs an end: set trainer.max_epochs or trainer.max_steps.")
-        steps_per_epoch = math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)
+        steps_per_epoch = self._steps_per_epoch() if hp["warmup_epochs"] or hp["milestones"] else 0
         warmup_steps = hp["warmup_steps"] or round(hp["warmup_epochs"] * steps_per_epoch)
         milestones = [epoch * steps_per_epoch for epoch in hp["milestones"]]
 
@@ -156,6 +156,13 @@ class ImageClassifier(pl.LightningModule):
             )
 
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}}
+
+    def _steps_per_epoch(self) -> int:
+        self.trainer.fit_loop.setup_data()  # does nothing if the data is loaded; with max_steps alone it is not yet
+        batches = self.trainer.num_training_batches
+        if math.isinf(batches):
+            raise ValueError("warmup_epochs and milestones need training data of known length: use warmup_steps.")
+        return math.ceil(batches / self.trainer.accumulate_grad_batches)
 
     def _build_optimizer(self) -> torch.optim.Optimizer:
         hp = self.hparams

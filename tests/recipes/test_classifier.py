@@ -1,5 +1,6 @@
 import functools
 import json
+import math
 
 import lightning.pytorch as pl
 import pytest
@@ -150,6 +151,25 @@ def test_cosine_counts_optimizer_steps_under_accumulation(tmp_path):
     )
     trainer.fit(model, DigitsDataModule())
     assert trainer.global_step == 4
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "third"),
+    [({}, 0.5 + 0.5 * math.cos(0.1 * math.pi)), ({"warmup_epochs": 1}, 0.3), ({"warmup_steps": 5}, 0.6)],
+)
+def test_a_run_bounded_by_steps_alone(tmp_path, warmup, third):
+    seen = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    model = ImageClassifier("digits_mlp", lr=1.0, schedule="cosine", **warmup)
+    trainer = quiet_trainer(tmp_path, max_steps=20, limit_train_batches=10, limit_val_batches=0, callbacks=[Watch()])
+    trainer.fit(model, DigitsDataModule())
+    assert len(seen) == 20
+    assert seen[2] == pytest.approx(third)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0, abs=1e-12)
 
 
