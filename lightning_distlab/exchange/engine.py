@@ -14,6 +14,7 @@ from lightning_distlab.collectives.base import Collective, NativeRound, Round
 from lightning_distlab.compression.base import Compressor, Param, Scratch, State, Step
 from lightning_distlab.exchange.bucket import Entry, Pending, exchange_bucket
 from lightning_distlab.exchange.driver import Driver, Ticket
+from lightning_distlab.exchange.flat import flat_view, shaped_view
 from lightning_distlab.exchange.ledger import Ledger
 from lightning_distlab.payloads import DensePayload, Flags, Op, Payload, Wire
 
@@ -118,12 +119,15 @@ class Engine:
             )
             for rank in self.driver.ranks
         }
+        if not self.compressor.needs_whole_gradient:
+            for rank, step in self._steps.items():
+                step.observed = self.compressor.observe({}, self.states[rank], step)
 
     def observe(self, gradients: Gradients) -> None:
         """Show the compressor each rank's whole gradient, for methods that need it before the first bucket."""
         started = time.perf_counter()
         for rank, named in gradients.items():
-            flat = {name: grad.reshape(-1) for name, grad in named.items() if grad is not None}
+            flat = {name: flat_view(grad) for name, grad in named.items() if grad is not None}
             self._steps[rank].observed = self.compressor.observe(flat, self.states[rank], self._steps[rank])
         self.ledger.codec_s += time.perf_counter() - started
 
@@ -184,7 +188,7 @@ class Engine:
         averaged = pending.commit(present)
         for entry in averaged:
             if not entry.present:
-                average = entry.grad.view_as(entry.param.weight)
+                average = shaped_view(entry.grad, entry.param.weight)
                 outcome.created.setdefault(rank, {})[entry.param.name] = average
         if rank == self.driver.ranks[0]:
             names = {entry.param.name for entry in averaged}
@@ -196,7 +200,7 @@ class Engine:
         if grad is None:
             zeros = torch.zeros(param.weight.numel(), dtype=param.weight.dtype, device=param.weight.device)
             return Entry(param, zeros, self.states[rank][name], present=False)
-        return Entry(param, grad.view(-1), self.states[rank][name])
+        return Entry(param, flat_view(grad), self.states[rank][name])
 
     def _open_flags(self) -> Ticket:
         """Agree on flags where messages have no headers: one small maximum, under way beside the last bucket."""
@@ -221,6 +225,18 @@ class Engine:
         entry = self.wire.value_codec.size(elements) / elements + _index_bits(self.wire.index, density) / 8
         sparse = self.collective.sum_bytes(world, elements, density, entry, dense_bytes)
         return sparse >= self.collective.sum_bytes(world, elements, 1.0, entry, dense_bytes) > 0
+
+    def register(self, param: Param) -> None:
+        """Add a parameter that began to take part (unfrozen, say), with fresh memory on all ranks."""
+        self.params[param.name] = param
+        for rank in self.driver.ranks:
+            self.states[rank][param.name] = self.compressor.init_state(param)
+
+    def unregister(self, name: str) -> None:
+        """Drop a parameter that no longer takes part, and its memory."""
+        del self.params[name]
+        for rank in self.driver.ranks:
+            del self.states[rank][name]
 
     def state_dict(self, rank: int) -> dict[str, State]:
         """A rank's memory, by parameter name."""

@@ -1,0 +1,96 @@
+"""Strategies by the name of what they send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_distlab.collectives import COLLECTIVES
+from lightning_distlab.collectives.base import Collective
+from lightning_distlab.compression import DGC, Sparse
+from lightning_distlab.payloads import COMPACT_WIRE, Wire
+from lightning_distlab.strategies.checks import did_you_mean
+from lightning_distlab.strategies.compressed import CompressedStrategy
+
+_OF_STRATEGY = (
+    "overlap",
+    "virtual_ranks",
+    "comm_state",
+    "bucket_cap_mb",
+    "find_unused_parameters",
+    "check_replicas_every_n_steps",
+    "start_method",
+    "timeout_s",
+    "process_group_backend",
+    "accelerator",
+    "parallel_devices",
+    "cluster_environment",
+    "checkpoint_io",
+    "precision_plugin",
+    "static_graph",
+)
+
+
+def collective_by_name(collective: str | Collective) -> Collective:
+    """An exchange algorithm from its name.
+
+    Raises:
+        ValueError: No collective has that name.
+    """
+    if isinstance(collective, Collective):
+        return collective
+    if collective not in COLLECTIVES:
+        raise ValueError(
+            f"collective={collective!r} is unknown{did_you_mean(collective, COLLECTIVES)}; "
+            f"use one of {', '.join(sorted(COLLECTIVES))}."
+        )
+    return COLLECTIVES[collective]()
+
+
+def _divide(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the strategy, and all others, which the compressor checks."""
+    strategy = {key: options.pop(key) for key in list(options) if key in _OF_STRATEGY}
+    return strategy, options
+
+
+class DGCStrategy(CompressedStrategy):
+    """Deep Gradient Compression (Lin et al., ICLR 2018).
+
+    Arguments:
+        density: Share of the gradient entries that are sent.
+        collective: Name of the exchange algorithm, or an instance.
+        wire: Codecs; default Rice or bitmap indices, half-precision values, rounding errors fed back.
+        **options: Options of `DGC` (`momentum_masking`, `clip_norm`, `warmup_epochs`, ...) and of `CompressedStrategy`.
+    """
+
+    def __init__(
+        self,
+        density: float = 0.001,
+        *,
+        collective: str | Collective = "ring",
+        wire: Wire | None = COMPACT_WIRE,
+        **options: Any,
+    ) -> None:
+        strategy, compressor = _divide(options)
+        super().__init__(DGC(density=density, **compressor), collective_by_name(collective), wire=wire, **strategy)
+
+
+class SparseStrategy(CompressedStrategy):
+    """Sparse gradients with error feedback (Aji & Heafield, EMNLP 2017).
+
+    Arguments:
+        density: Share of the gradient entries that are sent.
+        collective: Name of the exchange algorithm, or an instance.
+        wire: Codecs; default Rice or bitmap indices, half-precision values, rounding errors fed back.
+        **options: Options of `Sparse` (`scope`, ...) and of `CompressedStrategy`.
+    """
+
+    def __init__(
+        self,
+        density: float = 0.01,
+        *,
+        collective: str | Collective = "ring",
+        wire: Wire | None = COMPACT_WIRE,
+        **options: Any,
+    ) -> None:
+        strategy, compressor = _divide(options)
+        super().__init__(Sparse(density=density, **compressor), collective_by_name(collective), wire=wire, **strategy)
