@@ -74,14 +74,14 @@ class Engine:
         compressor: Compressor,
         collective: Collective,
         driver: Driver,
-        params: Mapping[str, Param],
+        params: dict[str, Param],
         wire: Wire | None = None,
         seed: int = 0,
     ) -> None:
         self.compressor = compressor
         self.collective = collective
         self.driver = driver
-        self.params = dict(params)
+        self.params = params
         self.wire = wire or Wire()
         self.seed = seed
         self.steps_done = 0

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from lightning_distlab.exchange.engine import Engine, Gradients, Outcome
 from lightning_distlab.exchange.flat import flat_view
@@ -97,6 +98,7 @@ class BucketAdapter(Adapter):
                 _to_scaler(buffer, self._outcome, self._step.loss_scale)
             future.set_result(buffer)
 
+    @override
     def after_backward(self, parameters: Sequence[nn.Parameter]) -> Outcome:
         outcome, self._outcome = self._outcome, None
         if outcome is None:
@@ -126,6 +128,7 @@ class NamedAdapter(Adapter):
         super().__init__(engine, facts, names)
         self._bucket_bytes = bucket_bytes
 
+    @override
     def after_backward(self, parameters: Sequence[nn.Parameter]) -> Outcome:
         rank = self.engine.driver.ranks[0]
         own = {self._names[id(parameter)]: parameter for parameter in parameters}

@@ -51,8 +51,8 @@ def check_options(
         raise ValueError(f"virtual_ranks={virtual_ranks!r} must be a whole number of at least 1.")
     if virtual_ranks > 1 and overlap == "bucket":
         raise ValueError(
-            f"virtual_ranks={virtual_ranks} plays all ranks in one process, after the backward pass; leave overlap unset "
-            f"or use overlap='after_backward'."
+            f"virtual_ranks={virtual_ranks} plays all ranks in one process, after the backward pass; leave overlap "
+            f"unset or use overlap='after_backward'."
         )
     if bucket_cap_mb <= 0:
         raise ValueError(f"bucket_cap_mb={bucket_cap_mb} must be positive; 25 is torch's default.")
@@ -92,8 +92,8 @@ def check_run(trainer: pl.Trainer, module: pl.LightningModule, compressor: Compr
     for name, parameter in module.named_parameters():
         if parameter.is_complex():
             raise ValueError(
-                f"Parameter {name} is complex ({parameter.dtype}), and magnitudes, signs and codecs are defined for real "
-                f"numbers. Hold its real and imaginary parts as two real parameters (torch.view_as_real)."
+                f"Parameter {name} is complex ({parameter.dtype}), and magnitudes, signs and codecs are defined for "
+                f"real numbers. Hold its real and imaginary parts as two real parameters (torch.view_as_real)."
             )
 
 
@@ -105,8 +105,8 @@ def check_devices(root_device: torch.device, layer_sync: Any) -> None:
     """
     if layer_sync is not None and root_device.type == "cpu":
         raise ValueError(
-            "sync_batchnorm=True needs GPUs: torch's SyncBatchNorm has no CPU kernel. Set sync_batchnorm=False; running "
-            "statistics are averaged over ranks at every evaluation and checkpoint anyway."
+            "sync_batchnorm=True needs GPUs: torch's SyncBatchNorm has no CPU kernel. Set sync_batchnorm=False; "
+            "running statistics are averaged over ranks at every evaluation and checkpoint anyway."
         )
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -123,7 +124,7 @@ class CompressedStrategy(DDPStrategy):
         self._token_sum: tuple[Tensor, dist.Work | None] | None = None
         self._blocked = False
 
-    # --- facts ------------------------------------------------------------------------------------------------------
+    # --- facts
 
     @property
     def averaged_ranks(self) -> int:
@@ -166,7 +167,7 @@ class CompressedStrategy(DDPStrategy):
             "comm/skipped_steps": float(ledger.skipped_steps),
         }
 
-    # --- life cycle ---------------------------------------------------------------------------------------------------
+    # --- life cycle
 
     @override
     def _configure_launcher(self) -> None:
@@ -188,9 +189,10 @@ class CompressedStrategy(DDPStrategy):
         self.check_before_launch(trainer, module)
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         super().setup(trainer)
-        engine = self._build_engine(trainer)
+        params = {name: Param(name, p.detach()) for name, p in module.named_parameters() if p.requires_grad}
         if self.compressor.owns_momentum:
-            self._loan = MomentumLoan(self.optimizers, engine.params, self._names, self.compressor.name)
+            self._loan = MomentumLoan(self.optimizers, params, self._names, self.compressor.name)
+        engine = self._build_engine(params)
         self._adapter = self._build_adapter(engine, module)
         if self._loaded_any:
             restore_engine(engine, self._loaded, self._comm_state)
@@ -214,10 +216,7 @@ class CompressedStrategy(DDPStrategy):
             return self._overlap == "bucket"
         return not self.compressor.needs_whole_gradient and all(p.requires_grad for p in module.parameters())
 
-    def _build_engine(self, trainer: pl.Trainer) -> Engine:
-        module = self.lightning_module
-        assert module is not None
-        params = {name: Param(name, p.detach()) for name, p in module.named_parameters() if p.requires_grad}
+    def _build_engine(self, params: dict[str, Param]) -> Engine:
         if self.virtual_ranks > 1:
             driver: Any = InProcessDriver(self.virtual_ranks, ledger=self.ledger)
         else:
@@ -252,7 +251,7 @@ class CompressedStrategy(DDPStrategy):
         self._loaded, self._loaded_any = None, False
         super().teardown()
 
-    # --- a step -------------------------------------------------------------------------------------------------------
+    # --- a step
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
@@ -299,9 +298,9 @@ class CompressedStrategy(DDPStrategy):
         """`training_step` once per rank; the loss returned stands for all of them in Lightning's loop."""
         self._losses, self._tokens = [], []
         outputs = []
-        for rank in adapter.ranks:
-            forward = super().training_step
-            output = adapter.forward_as(rank, lambda rank=rank: forward(batch[rank], *args, **kwargs))  # type: ignore[misc]
+        forward = super().training_step
+        for rank, own in zip(adapter.ranks, batch, strict=True):
+            output = adapter.forward_as(rank, partial(forward, own, *args, **kwargs))
             loss, tokens = self._contracts[rank].read(output)
             self._losses.append(loss)
             self._tokens.append(tokens)
@@ -371,7 +370,8 @@ class CompressedStrategy(DDPStrategy):
 
     def _exchange(self, parameters: Sequence[nn.Parameter]) -> None:
         """Turn the gradients of `parameters` into averages; act on what the other ranks said."""
-        assert self._adapter is not None and self.lightning_module is not None
+        assert self._adapter is not None
+        assert self.lightning_module is not None
         outcome = self._adapter.after_backward(parameters)
         trainer = self.lightning_module.trainer
         if outcome.signal:
@@ -415,7 +415,8 @@ class CompressedStrategy(DDPStrategy):
         if self.virtual_ranks > 1:
             total = torch.stack([contract.summary() for contract in self._contracts]).sum(dim=0)
             exchanges = self._contracts[0].exchanges
-            return [c.close(total if exchanges else None, self.virtual_ranks) for c in self._contracts][0]
+            factors = [c.close(total if exchanges else None, self.virtual_ranks) for c in self._contracts]
+            return factors[0]
         if self._token_sum is None:
             return self._contracts[0].close(None, self.world_size)
         (summary, work), self._token_sum = self._token_sum, None
@@ -423,7 +424,7 @@ class CompressedStrategy(DDPStrategy):
             work.wait()
         return self._contracts[0].close(summary, self.world_size)
 
-    # --- parameters that come and go ------------------------------------------------------------------------------------
+    # --- parameters that come and go
 
     @staticmethod
     def _trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -458,7 +459,7 @@ class CompressedStrategy(DDPStrategy):
         if new:
             rank_zero_info(f"{self.compressor.name}: {len(new)} unfrozen parameters take part from now on.")
 
-    # --- evaluation and checkpoints ---------------------------------------------------------------------------------------
+    # --- evaluation and checkpoints
 
     @override
     def on_validation_start(self) -> None:

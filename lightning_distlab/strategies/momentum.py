@@ -113,8 +113,8 @@ def _check_other(optimizer: Optimizer, compressor: str) -> None:
                 f"the optimizer's momentum to 0."
             )
     rank_zero_warn(
-        f"{compressor} with {type(optimizer).__name__}: no momentum correction is defined for it, so gradients get plain "
-        f"error feedback, and its second moment sees the spikes of late entries. SGD is what the method was made for."
+        f"{compressor} with {type(optimizer).__name__}: no momentum correction is defined for it, so gradients get "
+        f"plain error feedback, and its second moment sees the spikes of late entries. SGD is what the method was made for."
     )
 
 

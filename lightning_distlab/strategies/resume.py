@@ -1,4 +1,4 @@
-"""A compressed run's checkpoints: its own state beside Lightning's, and optimizer state that a stock Trainer resumes."""
+"""A compressed run's checkpoints: its own state beside Lightning's, and momentum that a stock Trainer resumes."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def restore_engine(engine: Engine, saved: Mapping[str, Any] | None, mode: str) -
     remedy = "Set comm_state='reset' (strategy.comm_state=reset) to start with empty residuals."
     if saved is None:
         raise ValueError(
-            f"The checkpoint holds no communication state (residuals, momenta), which {engine.compressor.name} needs to "
-            f"go on exactly. {remedy}"
+            f"The checkpoint holds no communication state (residuals, momenta), which {engine.compressor.name} needs "
+            f"to go on exactly. {remedy}"
         )
     if saved["compressor"] != engine.compressor.name:
         raise ValueError(

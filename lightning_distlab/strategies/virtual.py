@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from typing_extensions import override
 
 from lightning_distlab.exchange.engine import Engine, Outcome
 from lightning_distlab.parallel.rng import RngStreams
@@ -156,6 +157,7 @@ class VirtualAdapter(Adapter):
             elif before is None:
                 own[name] = gradient
 
+    @override
     def after_backward(self, parameters: Sequence[nn.Parameter]) -> Outcome:
         facts = self._facts()
         outcome = exchange_named(self.engine, self._gradients, facts, self._bucket_bytes)
