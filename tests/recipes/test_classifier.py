@@ -214,3 +214,12 @@ def test_predicts_probabilities(tmp_path):
     data.setup("predict")
     (first, *_) = quiet_trainer(tmp_path).predict(model, data.test_dataloader())
     torch.testing.assert_close(first.sum(1), torch.ones(16))
+
+
+def test_two_ranks_report_the_numbers_of_one(tmp_path):
+    pl.seed_everything(3)
+    model, data = ImageClassifier("digits_convnet"), DigitsDataModule(batch_size=50)
+    alone = quiet_trainer(tmp_path).test(model, data, verbose=False)[0]
+    ranks = quiet_trainer(tmp_path, strategy="ddp_fork", devices=2).test(model, data, verbose=False)[0]
+    assert ranks["test/acc"] == pytest.approx(alone["test/acc"], abs=1e-6)
+    assert ranks["test/loss"] == pytest.approx(alone["test/loss"], rel=1e-5)
