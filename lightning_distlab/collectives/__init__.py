@@ -1,0 +1,43 @@
+"""Exchange algorithms: pure generators of rounds."""
+
+from collections.abc import Sequence
+
+from lightning_distlab.collectives.base import (
+    Collective,
+    Exchange,
+    NativeRound,
+    Receive,
+    Round,
+    check_pair,
+    combine,
+)
+from lightning_distlab.collectives.gather import Gather
+from lightning_distlab.collectives.native import Native
+from lightning_distlab.collectives.recursive_doubling import RecursiveDoubling
+from lightning_distlab.collectives.ring import Ring
+from lightning_distlab.payloads import RoundSpec
+
+COLLECTIVES: dict[str, type[Collective]] = {kind.name: kind for kind in (Native, Gather, Ring, RecursiveDoubling)}
+"""All algorithms, by name."""
+
+
+def legal_collectives(rounds: Sequence[RoundSpec]) -> list[str]:
+    """Names of the algorithms that can carry all of a compressor's rounds."""
+    return [name for name, kind in COLLECTIVES.items() if all(kind().supports(spec) is None for spec in rounds)]
+
+
+__all__ = [
+    "COLLECTIVES",
+    "Collective",
+    "Exchange",
+    "Gather",
+    "Native",
+    "NativeRound",
+    "Receive",
+    "RecursiveDoubling",
+    "Ring",
+    "Round",
+    "check_pair",
+    "combine",
+    "legal_collectives",
+]

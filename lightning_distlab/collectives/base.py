@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Generator, Sequence
+from typing import ClassVar, NamedTuple, TypeVar
 
-from lightning_distlab.payloads import Op, Payload, RoundSpec
+from lightning_distlab.payloads import DensePayload, Op, Payload, RoundSpec
+
+P = TypeVar("P", bound=Payload)
 
 
-@dataclass(frozen=True)
-class Receive:
+class Receive(NamedTuple):
     """A message that a rank waits for.
 
     Attributes:
         peer: Rank that sends it.
-        like: A payload of the same structure, the template for decoding.
-        capacity: Bytes it has at most, encoded. All ranks compute the same number.
+        like: What this rank itself would contribute in its place, which tells its shape.
+        terms: Contributions that are merged in it.
     """
 
     peer: int
     like: Payload
-    capacity: int
+    terms: int = 1
+
+    @property
+    def template(self) -> Payload:
+        """A payload of the message's own structure, for decoding it."""
+        return self.like.as_sum(self.terms)
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that the message has at most, encoded. All ranks compute the same number."""
+        return self.like.max_wire_size(self.terms)
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """One step of an exchange: all sends and receives of a rank that may be under way at the same time.
 
-    The driver answers with the received payloads, in the order of `receives`.
+    At most one message goes from one rank to another in a round. All ranks yield the same number of rounds; one with
+    nothing to do yields an empty round. The driver answers with the received payloads, in the order of `receives`.
     """
 
-    sends: tuple[tuple[int, Payload], ...] = ()
-    receives: tuple[Receive, ...] = ()
+    sends: Sequence[tuple[int, Payload]] = ()
+    receives: Sequence[Receive] = ()
 
 
-@dataclass(frozen=True)
-class NativeRound:
+class NativeRound(NamedTuple):
     """One collective of the backend itself, on a dense payload; the driver answers with [the result].
 
     The result may lie in the storage of `payload`, which the backend reduces in place.
@@ -58,19 +67,23 @@ class Collective(ABC):
         name: The word that selects it.
         ops: Operations it can perform.
         carries_headers: Messages are ours, with flags in their headers. False where the backend reduces bare tensors.
+        merges_in_transit: Partial sums travel, so payloads must merge without loss. False where everything is added
+            once, at its destination.
     """
 
     name: ClassVar[str]
     ops: ClassVar[frozenset[Op]]
     carries_headers: ClassVar[bool] = True
+    merges_in_transit: ClassVar[bool] = True
 
     @abstractmethod
     def run(self, op: Op, payload: Payload, rank: int, world_size: int) -> Exchange:
         """Exchange `payload`; every rank runs this with its own.
 
         Args:
-            op: One of `ops`. For `Op.ALL_GATHER` the payload is this rank's index range, else the whole.
-            payload: This rank's contribution.
+            op: One of `ops`, but not `Op.GATHER` (see `gather`).
+            payload: This rank's contribution, over the whole index space. For `Op.ALL_GATHER` only this rank's index
+                range of it counts (`split_evenly(world_size)[rank]`); the rest may hold anything.
             rank: This rank, in [0, world_size).
             world_size: Number of ranks, at least 1.
 
@@ -86,7 +99,10 @@ class Collective(ABC):
         """Why this algorithm cannot carry such a round, or None when it can."""
         if spec.op not in self.ops:
             return f"{self.name} cannot perform {spec.op.name}"
-        if spec.op is Op.SUM and not spec.traits.mergeable:
+        if spec.op is Op.MAX and not issubclass(spec.payload, DensePayload):
+            return f"a maximum is taken of dense payloads only, not of {spec.payload.__name__}"
+        sums = spec.op in (Op.SUM, Op.SCATTER_SUM)
+        if sums and self.merges_in_transit and not spec.traits.mergeable:
             return f"{self.name} merges partial sums, and {spec.payload.__name__} cannot be merged without loss"
         return None
 
@@ -96,9 +112,16 @@ class Collective(ABC):
 
     @abstractmethod
     def sum_bytes(
-        self, world_size: int, elements: int, density: float, entry_bytes: float, dense_bytes: float
+        self,
+        world_size: int,
+        elements: int,
+        density: float,
+        entry_bytes: float,
+        dense_bytes: float,
+        *,
+        rank: int | None = None,
     ) -> float:
-        """Bytes that a rank sends for one `Op.SUM` (headers apart), by formula; the rank that sends most.
+        """Bytes that a rank sends for one `Op.SUM` (headers apart), by formula.
 
         Args:
             world_size: Number of ranks.
@@ -107,7 +130,19 @@ class Collective(ABC):
                 until their union is full.
             entry_bytes: Bytes of one sparse entry.
             dense_bytes: Bytes of one dense element.
+            rank: Whose bytes. Without it, those of the rank that sends most, all index ranges taken as equal in size.
         """
+
+
+def combine(op: Op, first: P, second: P) -> P:
+    """Two contributions in one: the elementwise maximum for `Op.MAX`, else the sum."""
+    return first.maximum(second) if op is Op.MAX else first.merge(second)
+
+
+def sum_size(terms: int, elements: float, density: float, entry_bytes: float, dense_bytes: float) -> float:
+    """Bytes of the sum of `terms` payloads with disjoint supports, sparse or dense, whichever is smaller."""
+    entries = min(1.0, terms * density) * elements
+    return min(entries * entry_bytes, elements * dense_bytes)
 
 
 def check_pair(rounds: tuple[RoundSpec, ...], compressor: str, collective: Collective, legal: list[str]) -> None:

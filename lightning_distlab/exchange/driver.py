@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lightning_distlab.collectives.base import NativeRound, Round
-from lightning_distlab.exchange.ledger import Ledger
+from lightning_distlab.exchange.ledger import Account, Ledger
 from lightning_distlab.payloads import Bundle, Op, Payload
 
 T = TypeVar("T")
@@ -62,23 +62,26 @@ class Driver(ABC):
         """Open and finish at once."""
         return self.finish(self.open(running, (0, 0), label))
 
-    def _record(self, rank: int, label: str, sent: list[tuple[Payload, int]], received: list[int]) -> None:
-        """Enter one round: (payload, bytes) of each send, bytes of each receive."""
-        account = self.ledger.account(rank, self.axis, label)
-        out, into = sum(size for _, size in sent), sum(received)
+    def _record(self, account: Account, sent: Sequence[tuple[Payload, int]], received: int) -> None:
+        """Enter one round: (payload, bytes) of each send, bytes received."""
+        out = 0
+        for payload, size in sent:
+            out += size
+            if isinstance(payload, Bundle):
+                account.header_bytes += payload.header_size
         account.bytes_sent += out
-        account.bytes_received += into
-        account.header_bytes += sum(p.header_size for p, _ in sent if isinstance(p, Bundle))
+        account.bytes_received += received
         account.messages += len(sent)
         account.steps += 1
-        account.peak_step_bytes = max(account.peak_step_bytes, out, into)
+        account.peak_step_bytes = max(account.peak_step_bytes, out, received)
 
-    def _record_native(self, rank: int, op: Op, payload: Payload) -> None:
-        """Enter a collective of the backend, by the formula of the ring that gloo and NCCL use: 2 M (N - 1) / N."""
+    def _record_native(self, rank: int, op: Op, size: int) -> None:
+        """Enter a collective of the backend on M = `size` bytes: its ring moves 2 M (N - 1) / N in 2 (N - 1) steps."""
         account = self.ledger.account(rank, self.axis, f"native:{op.value}")
-        moved = round(2 * payload.wire_size() * (self.world_size - 1) / self.world_size)
+        steps = 2 * (self.world_size - 1)
+        moved = round(size * steps / self.world_size)
         account.bytes_sent += moved
         account.bytes_received += moved
-        account.messages += 2 * (self.world_size - 1)
-        account.steps += 2 * (self.world_size - 1)
+        account.messages += steps
+        account.steps += steps
         account.modelled = True

@@ -61,6 +61,21 @@ class Payload(ABC):
     def merge(self, other: Self) -> Self:
         """The sum `self + other`, carried in full precision from here on."""
 
+    def maximum(self, other: Self) -> Self:
+        """The elementwise maximum, for `Op.MAX`, in full precision; dense payloads and bundles of them only."""
+        raise AssertionError(f"{type(self).__name__} has no maximum; `Collective.supports` says so")
+
+    def as_sum(self, terms: int) -> Self:
+        """This payload in the form in which the sum of `terms` of its kind travels: full precision, higher limits.
+
+        It serves as the template by which a partial sum is decoded, so only its form matters, not its values.
+        """
+        return self
+
+    def arrived(self) -> Self:
+        """What `decode` makes of this payload's `encode`, without making the bytes."""
+        return self
+
     @classmethod
     def merge_all(cls, payloads: Sequence[Self]) -> Self:
         """The sum in the order given; every rank that passes the same order gets the same bits."""
@@ -90,7 +105,8 @@ class Payload(ABC):
     def max_wire_size(self, terms: int = 1) -> int:
         """Bytes that the sum of `terms` such payloads, one from each of that many ranks, needs at most.
 
-        All ranks compute the same number from shapes and agreed limits, so it sizes receive buffers.
+        It equals `as_sum(terms).max_wire_size()`. All ranks compute the same number from shapes and agreed limits, so
+        it sizes receive buffers.
         """
 
     @abstractmethod

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
+from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
@@ -15,7 +16,7 @@ from typing_extensions import override
 from lightning_distlab.payloads.base import Payload, Traits, even_bounds
 from lightning_distlab.payloads.wire import Wire
 
-_HEADER = struct.Struct("<QBBHI")  # bytes of the message, flags, parts, bytes of `present`, reserved
+_HEADER = struct.Struct("<QBxHI")  # bytes of the message, flags, parts, bytes of `present`
 
 
 class Flags(IntFlag):
@@ -80,12 +81,26 @@ class Bundle(Payload):
     def merge(self, other: Self) -> Self:
         return self._like([a.merge(b) for a, b in zip(self.parts, other.parts, strict=True)], other)
 
+    @override
+    def maximum(self, other: Self) -> Self:
+        return self._like([a.maximum(b) for a, b in zip(self.parts, other.parts, strict=True)], other)
+
+    @override
+    def as_sum(self, terms: int) -> Self:
+        return self._like([part.as_sum(terms) for part in self.parts])
+
+    @override
+    def arrived(self) -> Self:
+        parts = [part.arrived() for part in self.parts]
+        return self if all(a is b for a, b in zip(parts, self.parts, strict=True)) else self._like(parts)
+
     @classmethod
     @override
     def merge_all(cls, payloads: Sequence[Self]) -> Self:
         columns = zip(*(p.parts for p in payloads), strict=True)
         return payloads[0]._like([type(column[0]).merge_all(column) for column in columns], *payloads[1:])
 
+    @override
     def split_evenly(self, parts: int) -> list[Self]:
         """Cut every part into `parts` even index ranges; range i of all of them makes chunk i."""
         columns = [part.split(even_bounds(part.length, parts)) for part in self.parts]
@@ -101,9 +116,13 @@ class Bundle(Payload):
         columns = zip(*(p.parts for p in parts), strict=True)
         return parts[0]._like([type(column[0]).concat(column) for column in columns], *parts[1:])
 
+    @cached_property
+    def _size(self) -> int:
+        return self.header_size + sum(_aligned(part.wire_size()) for part in self.parts)
+
     @override
     def wire_size(self) -> int:
-        return self.header_size + sum(_aligned(part.wire_size()) for part in self.parts)
+        return self._size
 
     @override
     def max_wire_size(self, terms: int = 1) -> int:
@@ -117,7 +136,7 @@ class Bundle(Payload):
         present_size = _aligned((self.tensors + 7) // 8)
         sizes = struct.pack(f"<{len(encoded)}I", *(piece.numel() for piece in encoded))
         header = (
-            _HEADER.pack(total, self.flags, len(encoded), present_size, 0)
+            _HEADER.pack(total, self.flags, len(encoded), present_size)
             + self.present.to_bytes(present_size, "little")
             + sizes.ljust(_aligned(len(sizes)), b"\0")
         )
@@ -131,7 +150,7 @@ class Bundle(Payload):
     @override
     def decode(self, buffer: Tensor) -> Self:
         head = bytes(buffer[: self.header_size].cpu().numpy())
-        total, flags, count, present_size, _ = _HEADER.unpack_from(head)
+        total, flags, count, present_size = _HEADER.unpack_from(head)
         if count != len(self.parts) or total > buffer.numel() or present_size != _aligned((self.tensors + 7) // 8):
             raise RuntimeError(
                 f"A message of {total} bytes with {count} parts arrived where {len(self.parts)} parts in at most "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import ClassVar, Self
 
 import torch
@@ -63,13 +64,21 @@ class DensePayload(Payload):
         dtype = accumulation_dtype(self.values.dtype)
         return type(self)(self.values.to(dtype) + other.values.to(dtype))
 
+    @override
     def maximum(self, other: Self) -> Self:
-        """The elementwise maximum, for `Op.MAX`."""
-        return type(self)(torch.maximum(self.values, other.values), self.codec)
+        dtype = accumulation_dtype(self.values.dtype)
+        return type(self)(torch.maximum(self.values.to(dtype), other.values.to(dtype)))
+
+    @override
+    def as_sum(self, terms: int) -> Self:
+        dtype = accumulation_dtype(self.values.dtype)
+        if terms == 1 or self.codec == exact_codec(dtype):
+            return self
+        return type(self)(self.values if self.values.dtype == dtype else torch.empty_like(self.values, dtype=dtype))
 
     @override
     def split(self, bounds: Sequence[int]) -> list[Self]:
-        return [type(self)(self.values[a:b], self.codec) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [type(self)(self.values[a:b], self.codec) for a, b in pairwise(bounds)]
 
     @classmethod
     @override
@@ -83,9 +92,7 @@ class DensePayload(Payload):
 
     @override
     def max_wire_size(self, terms: int = 1) -> int:
-        if terms == 1:
-            return self.wire_size()
-        return self.length * accumulation_dtype(self.values.dtype).itemsize
+        return self.as_sum(terms).wire_size()
 
     @override
     def encode(self) -> Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import ClassVar, Self
 
 import torch
@@ -17,6 +19,7 @@ from lightning_distlab.payloads.wire import Wire
 
 _HEADER = struct.Struct("<BxxxIII")  # form, entries, index bytes, value bytes
 _SPARSE, _DENSE = 0, 1
+_DENSE_SHARE = 1 / 8  # from this many entries per element on, adding into a dense vector is faster than sorting
 
 
 def _aligned(size: int) -> int:
@@ -26,7 +29,9 @@ def _aligned(size: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class SparsePayload(Payload):
-    """Entries (index, value) of a vector; travels densely where that is smaller.
+    """Entries (index, value) of a vector; travels densely where that is smaller, and arrives with all entries then.
+
+    The form on the wire: [form, entries, index bytes, body bytes: 16 bytes][indices, filled up to 8][values].
 
     Attributes:
         indices: int64, [k], strictly increasing, in [0, size).
@@ -42,7 +47,7 @@ class SparsePayload(Payload):
     values: Tensor
     size: int
     limit: int
-    wire: Wire = Wire()
+    wire: Wire = field(default_factory=Wire)
 
     @property
     @override
@@ -71,21 +76,29 @@ class SparsePayload(Payload):
     def merge(self, other: Self) -> Self:
         return type(self).merge_all([self, other])
 
+    @override
+    def as_sum(self, terms: int) -> Self:
+        if terms == 1:
+            return self
+        dtype = accumulation_dtype(self.values.dtype)
+        wire = self.wire.merged(exact_codec(dtype))
+        return replace(self, values=self.values.to(dtype), limit=min(self.size, self.limit * terms), wire=wire)
+
     @classmethod
     @override
     def merge_all(cls, payloads: Sequence[Self]) -> Self:
+        """The sum in the order given, over the union of the supports; each element is ((0 + v_0) + v_1) + ..."""
         first = payloads[0]
-        if len(payloads) > 2 and first.device.type == "cuda":
+        entries = sum(p.indices.numel() for p in payloads)
+        if entries >= _DENSE_SHARE * first.size:
+            indices, values = _add_densely(payloads, first.size)
+        elif len(payloads) > 2 and first.device.type == "cuda":
             return super().merge_all(payloads)  # two addends commute, more would race in one index_add_
-        dtype = accumulation_dtype(first.values.dtype)
-        # A stable sort keeps equal indices in rank order, and a sequential index_add_ adds them in that order.
-        indices, order = torch.sort(torch.cat([p.indices for p in payloads]), stable=True)
-        values = torch.cat([p.values for p in payloads]).to(dtype)[order]
-        unique, place = torch.unique_consecutive(indices, return_inverse=True)
-        if unique.numel() != indices.numel():
-            values = torch.zeros(unique.numel(), dtype=dtype, device=first.device).index_add_(0, place, values)
+        else:
+            indices, values = _add_sorted(payloads)
+        wire = first.wire.merged(exact_codec(values.dtype))
         limit = min(first.size, sum(p.limit for p in payloads))
-        return replace(first, indices=unique, values=values, limit=limit, wire=first.wire.merged(exact_codec(dtype)))
+        return replace(first, indices=indices, values=values, limit=limit, wire=wire)
 
     @override
     def split(self, bounds: Sequence[int]) -> list[Self]:
@@ -98,7 +111,7 @@ class SparsePayload(Payload):
                 size=b - a,
                 limit=min(self.limit, b - a),
             )
-            for a, b, i, j in zip(bounds[:-1], bounds[1:], cuts[:-1], cuts[1:], strict=True)
+            for (a, b), (i, j) in zip(pairwise(bounds), pairwise(cuts), strict=True)
         ]
 
     @classmethod
@@ -116,16 +129,25 @@ class SparsePayload(Payload):
             limit=sum(part.limit for part in parts),
         )
 
+    @cached_property
     def _form(self) -> tuple[int, int]:
         """Which form is smaller, and the bytes of its body."""
         entries = self.indices.numel()
-        sparse = _aligned(self.wire.index_codec.size(self.indices, self.size)) + self.wire.value_codec.size(entries)
         dense = self.wire.value_codec.size(self.size)
+        if entries == self.size:
+            return _DENSE, dense
+        sparse = _aligned(self.wire.index_codec.size(self.indices, self.size)) + self.wire.value_codec.size(entries)
         return (_SPARSE, sparse) if sparse < dense else (_DENSE, dense)
 
     @override
+    def arrived(self) -> Self:
+        if self._form[0] == _SPARSE or self.indices.numel() == self.size:
+            return self
+        return replace(self, indices=torch.arange(self.size, device=self.device), values=self.to_dense())
+
+    @override
     def wire_size(self) -> int:
-        return _HEADER.size + self._form()[1]
+        return _HEADER.size + self._form[1]
 
     @override
     def max_wire_size(self, terms: int = 1) -> int:
@@ -136,7 +158,7 @@ class SparsePayload(Payload):
 
     @override
     def encode(self) -> Tensor:
-        form, body = self._form()
+        form, body = self._form
         buffer = torch.empty(_HEADER.size + body, dtype=torch.uint8, device=self.device)
         index_size = 0
         if form == _SPARSE:
@@ -145,7 +167,7 @@ class SparsePayload(Payload):
             buffer[_HEADER.size : _HEADER.size + index_size] = packed
             values, start = self.values, _HEADER.size + _aligned(index_size)
         else:
-            values, start = self.to_dense(), _HEADER.size
+            values, start = self.values if self.indices.numel() == self.size else self.to_dense(), _HEADER.size
         buffer[start:] = self.wire.value_codec.encode(values)
         header = _HEADER.pack(form, self.indices.numel(), index_size, body)
         buffer[: _HEADER.size] = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(self.device)
@@ -155,10 +177,44 @@ class SparsePayload(Payload):
     def decode(self, buffer: Tensor) -> Self:
         form, entries, index_size, body = _HEADER.unpack(bytes(buffer[: _HEADER.size].cpu().numpy()))
         content = buffer[_HEADER.size : _HEADER.size + body]
+        codec = self.wire.value_codec
         if form == _DENSE:
-            dense = self.wire.value_codec.decode(content, self.size, self.values.dtype)
-            indices = torch.nonzero(dense).flatten()
-            return replace(self, indices=indices, values=dense[indices])
-        indices = self.wire.index_codec.decode(content[:index_size], entries, self.size)
-        values = self.wire.value_codec.decode(content[_aligned(index_size) :], entries, self.values.dtype)
-        return replace(self, indices=indices, values=values)
+            indices = torch.arange(self.size, device=self.device)
+            values = codec.decode(content, self.size, self.values.dtype)
+        else:
+            indices = self.wire.index_codec.decode(content[:index_size], entries, self.size)
+            values = codec.decode(content[_aligned(index_size) :], entries, self.values.dtype)
+        decoded = replace(self, indices=indices, values=values)
+        decoded.__dict__["_form"] = (form, body)  # known already: saves measuring the indices when it is forwarded
+        return decoded
+
+
+def _add_densely(payloads: Sequence[SparsePayload], size: int) -> tuple[Tensor, Tensor]:
+    """Indices and values of the sum, by way of a dense vector: O(size + entries)."""
+    first = payloads[0]
+    total = torch.zeros(size, dtype=accumulation_dtype(first.values.dtype), device=first.device)
+    full = next((p.indices for p in payloads if p.indices.numel() == size), None)
+    seen = torch.zeros(size, dtype=torch.bool, device=first.device) if full is None else None
+    for payload in payloads:
+        if payload.indices.numel() == size:
+            total += payload.values
+        else:
+            total.index_add_(0, payload.indices, payload.values.to(total.dtype))
+        if seen is not None:
+            seen[payload.indices] = True
+    if full is not None:
+        return full, total
+    assert seen is not None
+    indices = seen.nonzero().flatten()
+    return indices, total[indices]
+
+
+def _add_sorted(payloads: Sequence[SparsePayload]) -> tuple[Tensor, Tensor]:
+    """Indices and values of the sum, by sorting all entries: O(entries log entries)."""
+    dtype = accumulation_dtype(payloads[0].values.dtype)
+    # A stable sort keeps equal indices in the order given, and a sequential index_add_ adds them in that order.
+    indices, order = torch.sort(torch.cat([p.indices for p in payloads]), stable=True)
+    values = torch.cat([p.values for p in payloads]).to(dtype)[order]
+    unique, place = torch.unique_consecutive(indices, return_inverse=True)
+    # Adding to zeros even where all indices differ turns -0.0 into 0.0, as the dense way does: same bits either way.
+    return unique, torch.zeros(unique.numel(), dtype=dtype, device=values.device).index_add_(0, place, values)
