@@ -1,0 +1,110 @@
+"""Random number streams: ranks of one process, or mesh axes, that draw without disturbing each other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+State = dict[str, Any]
+"""One stream's position: tensors, numbers and lists only, so that checkpoints load it with `weights_only=True`."""
+
+
+class RngStreams:
+    """Separate torch (CPU and, once used, CUDA), numpy and Python random states, switched in and out by name.
+
+    Streams begin where the process stands when they are made, all at the same place: N ranks of one process then draw
+    what N processes seeded alike draw. `seed` tells them apart where that is wanted, e.g. dropout on tensor shards.
+    Make them after CUDA is in use, or the device's state is left out.
+
+    Args:
+        names: How many streams (named 0 to n-1), or their names.
+    """
+
+    def __init__(self, names: int | Sequence[Hashable]) -> None:
+        self.names: tuple[Hashable, ...] = tuple(range(names)) if isinstance(names, int) else tuple(names)
+        if not self.names or len(set(self.names)) != len(self.names):
+            raise ValueError(f"names={names!r}: at least one stream is needed, and each name once")
+        start = get_state()
+        self._states: dict[Hashable, State] = dict.fromkeys(self.names, start)
+        self._active: Hashable | None = None
+
+    @contextmanager
+    def use(self, name: Hashable) -> Iterator[None]:
+        """Draw from a stream inside the block; outside, the process goes on where it stood.
+
+        Raises:
+            ValueError: If the name is unknown, or a block of another stream is still open.
+        """
+        self._check(name)
+        if self._active is not None:
+            raise ValueError(f"stream {name!r} cannot start inside the block of stream {self._active!r}")
+        outside = get_state()
+        set_state(self._states[name])
+        self._active = name
+        try:
+            yield
+        finally:
+            self._states[name] = get_state()
+            self._active = None
+            set_state(outside)
+
+    def seed(self, name: Hashable, seed: int) -> None:
+        """Start a stream anew from a seed."""
+        with self.use(name):
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.manual_seed(seed)
+
+    def state_dict(self) -> dict[str, State]:
+        """Positions of all streams, by the text of their names."""
+        return {str(name): dict(self._states[name]) for name in self.names}
+
+    def load_state_dict(self, states: Mapping[str, State]) -> None:
+        """Put all streams back.
+
+        Raises:
+            ValueError: If the saved streams are not these.
+        """
+        expected = {str(name) for name in self.names}
+        if set(states) != expected:
+            raise ValueError(
+                f"saved random streams {sorted(states)} are not the streams of this run, {sorted(expected)}: resume "
+                "with as many (virtual) ranks as the checkpoint was written with"
+            )
+        self._states = {name: dict(states[str(name)]) for name in self.names}
+
+    def _check(self, name: Hashable) -> None:
+        if name not in self._states:
+            raise ValueError(f"unknown random stream {name!r}: there are {', '.join(map(repr, self.names))}")
+
+
+def get_state() -> State:
+    """The random state of this process: torch CPU, torch's current CUDA device (if CUDA was used), numpy, Python."""
+    _, keys, position, has_gauss, cached = np.random.get_state()
+    version, words, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if _cuda_in_use() else None,
+        "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+    }
+
+
+def set_state(state: State) -> None:
+    """Put a state of `get_state` back."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"])
+    keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+
+
+def _cuda_in_use() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
