@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_distlab.compression import DGC, Hyper, Param, Scratch, Step
 from lightning_distlab.payloads import DensePayload, Reply, SparsePayload, Wire
-from tests.compression.harness import Ranks, copy_of, dense, random_grads, same_states, snapshot
+from tests.compression.harness import EXACT, Ranks, copy_of, dense, random_grads, same_states, snapshot
 
 WEIGHTS = {"conv": (7, 5, 3), "head": (13, 11), "head.bias": (13,)}
 SGD_HYPERS = {
@@ -296,6 +296,20 @@ def test_the_error_of_a_half_precision_tail_is_kept():
     kept = (ranks.states[0]["bias"]["rounding"] + ranks.states[1]["bias"]["rounding"]) / 2
     assert 0 < kept.abs().max() < 0.01
     torch.testing.assert_close(arrived + kept, given_in, rtol=1e-13, atol=1e-13)
+
+
+def test_the_error_of_the_tail_is_sent_once_when_the_wire_becomes_exact():
+    weights = {"bias": torch.zeros(50, dtype=torch.float64)}
+    ranks = Ranks(DGC(), weights, 2, wire=Wire(value="fp16", dense="fp16"))
+    arrived = given_in = torch.zeros(50, dtype=torch.float64)
+    for t in range(6):
+        if t == 3:
+            ranks.wire = EXACT
+        grads = random_grads(2, weights, t)
+        given_in = given_in + (grads[0]["bias"] + grads[1]["bias"]) / 2
+        arrived = arrived + ranks.step(grads)["bias"]
+    assert ranks.states[0]["bias"]["rounding"].count_nonzero() == 0
+    torch.testing.assert_close(arrived, given_in, rtol=1e-13, atol=1e-13)
 
 
 def test_memory_is_one_tensor_for_each_ingredient():
