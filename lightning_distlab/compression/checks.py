@@ -77,7 +77,7 @@ def choice(option: str, value: object, choices: Sequence[str]) -> str:
     """
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{option}={value!r} must be one of {', '.join(choices)}.")
-    return value
+    return str(value)  # a member of a string enumeration becomes the plain word
 
 
 def patterns(option: str, value: object) -> tuple[str, ...]:
