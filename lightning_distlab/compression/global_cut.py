@@ -18,7 +18,7 @@ _MARGIN = 1.25
 """How many more entries than k the sampled threshold aims at, beside four standard deviations of the sample."""
 
 
-def counts_of_global_top_k(pieces: Pieces, k: int, scratch: Scratch, sample_size: int = 1 << 18) -> dict[str, int]:
+def counts_of_global_top_k(pieces: Pieces, k: int, scratch: Scratch, sample_size: int = 1 << 17) -> dict[str, int]:
     """How many of the k largest magnitudes lie in each tensor; exactly k in total.
 
     The threshold of Aji & Heafield (2017) is a quantile over all parameters, estimated from a sample. Here a sample
@@ -41,7 +41,7 @@ def counts_of_global_top_k(pieces: Pieces, k: int, scratch: Scratch, sample_size
     share = k / total * sample.numel()
     rank = math.ceil(_MARGIN * share + 4 * math.sqrt(share) + 1)
     while True:
-        bound = float(sample[rank - 1]) if rank <= sample.numel() else 0.0
+        bound = float(torch.topk(sample, rank).values[-1]) if rank <= sample.numel() else 0.0
         beyond = {name: _magnitudes_beyond(piece, bound, scratch) for name, piece in pieces.items()}
         found = sum(magnitudes.numel() for magnitudes, _ in beyond.values())
         tied = sum(ties for _, ties in beyond.values())
@@ -71,14 +71,14 @@ def _share_ties(greater: Mapping[str, int], ties: Mapping[str, int], k: int) -> 
 
 
 def _sample(pieces: Pieces, size: int) -> Tensor:
-    """Every stride-th magnitude of all tensors, falling; fp32 where dtypes differ, which every tensor can hold."""
+    """Every stride-th magnitude of all tensors; fp32 where dtypes differ, which every tensor can hold."""
     stride = -(-sum(residual.numel() for residual, _ in pieces.values()) // size) | 1
     parts = []
     for residual, grad in pieces.values():
         part = residual[::stride]
         parts.append((part if grad is None else part + grad[::stride]).abs())
     narrowest = min((part.dtype for part in parts), key=lambda dtype: dtype.itemsize)
-    return torch.cat([part.to(narrowest) for part in parts]).nan_to_num_(nan=0.0).sort(descending=True).values
+    return torch.cat([part.to(narrowest) for part in parts]).nan_to_num_(nan=0.0)
 
 
 def _magnitudes_beyond(piece: tuple[Tensor, Tensor | None], bound: float, scratch: Scratch) -> tuple[Tensor, int]:
