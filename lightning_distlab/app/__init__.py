@@ -5,9 +5,11 @@ from lightning_distlab.app.evaluate import evaluate
 from lightning_distlab.app.instantiate import TargetNotAllowedError, allow_targets, instantiate
 from lightning_distlab.app.job import JobResult, run_job
 from lightning_distlab.app.messages import guarded
+from lightning_distlab.app.quiet import hush
 from lightning_distlab.app.resolvers import register_resolvers
 from lightning_distlab.app.train import train
 
+hush()
 register_resolvers()  # before hydra.main composes: the run's folder is named with one of them
 
 __all__ = [

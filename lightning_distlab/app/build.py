@@ -37,17 +37,17 @@ class Parts:
 
 def build(cfg: DictConfig) -> Parts:
     """Seed, then build datamodule, model, callbacks, loggers, strategy and Trainer, in this order."""
-    plain = OmegaConf.to_container(cfg, resolve=True)
+    plain = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     assert isinstance(plain, dict)
     settings = {str(key): value for key, value in plain.items()}
     seed(settings.get("seed"))
-    datamodule = instantiate(settings["data"])
-    model = instantiate(settings["model"])
+    datamodule = instantiate(settings["data"], "data")
+    model = instantiate(settings["model"], "model")
     history = MetricHistory()
-    callbacks: list[Callback] = [*_each(settings.get("callbacks")), history]
-    loggers: list[Logger] = _each(settings.get("logger"))
-    strategy = instantiate(settings.get("strategy")) or "auto"
-    make_trainer = instantiate(settings["trainer"], _partial_=True)
+    callbacks: list[Callback] = [*_each(settings, "callbacks"), history]
+    loggers: list[Logger] = _each(settings, "logger")
+    strategy = instantiate(settings.get("strategy"), "strategy") or "auto"
+    make_trainer = instantiate(settings["trainer"], "trainer", _partial_=True)
     trainer = make_trainer(callbacks=callbacks, logger=loggers or False, strategy=strategy)
     return Parts(settings, trainer, model, datamodule, history)
 
@@ -60,7 +60,7 @@ def seed(value: int | None) -> None:
         pl.seed_everything(value, workers=True, verbose=False)
 
 
-def _each(group: Mapping[str, Any] | None) -> list[Any]:
+def _each(settings: Mapping[str, Any], group: str) -> list[Any]:
     """Build every member of a group such as ``callbacks``; members set to null are left out."""
-    members = (instantiate(member) for member in (group or {}).values())
+    members = (instantiate(member, f"{group}.{name}") for name, member in (settings.get(group) or {}).items())
     return [member for member in members if member is not None]

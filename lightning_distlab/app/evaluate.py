@@ -24,7 +24,7 @@ def evaluate(cfg: DictConfig, job: Job) -> JobResult:
         On rank 0 metrics and summary.
     """
     parts = build(cfg)
-    return in_ranks(parts.trainer, functools.partial(_test, parts, job))
+    return in_ranks(parts, functools.partial(_test, parts, job))
 
 
 def _test(parts: Parts, job: Job) -> JobResult:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import hydra
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 # Modules whose classes may be built. No place of ours that could widen this list is on it.
@@ -54,13 +55,14 @@ def allow_targets(prefix: str) -> None:
         _added.append(prefix)
 
 
-def instantiate(config: Any, **kwargs: Any) -> Any:
+def instantiate(config: Any, key: str = "", **kwargs: Any) -> Any:
     """Build what `config` describes, after every ``_target_`` in it has been found allowed.
 
     The tree is resolved once, checked, and exactly what was checked is built. Containers arrive as dicts and lists.
 
     Args:
         config: A configuration node, dict or list; None gives None.
+        key: Where it stands in the whole configuration, for messages.
         **kwargs: Further arguments for the top-level target, or ``_partial_=True``.
 
     Raises:
@@ -69,10 +71,17 @@ def instantiate(config: Any, **kwargs: Any) -> Any:
     """
     if config is None:
         return None
-    tree = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig | ListConfig) else config
-    for key, target in _targets(tree, ""):
-        check_target(target, key)
-    return hydra.utils.instantiate(tree, _convert_="all", **kwargs)
+    tree = config
+    if isinstance(config, DictConfig | ListConfig):
+        tree = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    for where, target in _targets(tree, key):
+        check_target(target, where)
+    try:
+        return hydra.utils.instantiate(tree, _convert_="all", **kwargs)
+    except InstantiationException as error:
+        text, _, below = str(error).partition("\nfull_key: ")
+        full_key = ".".join(part for part in (key, below) if part)
+        raise InstantiationException(f"{text}\nfull_key: {full_key}") from error.__cause__
 
 
 def _targets(node: Any, key: str) -> Iterator[tuple[str, Any]]:

@@ -94,8 +94,10 @@ class Job:
         self.folder.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(traceback.format_exception(error)))
         line = one_line(error)
-        if line is None:
+        if line is None and rank == 0:
             log.error("the job failed", exc_info=error)
+        elif line is None:
+            log.error("rank %d: %s: %s (traceback: %s)", rank, type(error).__name__, error, path)
         else:
             log.error("%s (traceback: %s)", line, path)
         was_reported(error, mark=True)

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import wandb
 from lightning.pytorch.loggers import Logger, WandbLogger
+from typing_extensions import override
+
+
+class RankWandbLogger(WandbLogger):
+    """Lightning's logger, pickled without a run: a spawned rank 0 begins it, and ends it, by itself."""
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_experiment": None}
 
 
 def wandb_logger(
@@ -37,7 +47,7 @@ def wandb_logger(
     """
     Path(save_dir).mkdir(parents=True, exist_ok=True)
     # not WandbLogger(offline=True): that sets WANDB_MODE for the whole process, later jobs of a sweep included
-    return WandbLogger(
+    logger = RankWandbLogger(
         save_dir=save_dir,
         project=project,
         name=name,
@@ -48,6 +58,8 @@ def wandb_logger(
         mode="offline" if offline else "online",
         settings=wandb.Settings(x_disable_meta=True, silent=True),
     )
+    logger._wandb_init.pop("anonymous", None)  # an option that W&B has given up: it warns, whatever the value
+    return logger
 
 
 def finish_wandb(exit_code: int = 0) -> None:

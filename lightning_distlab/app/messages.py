@@ -25,6 +25,7 @@ from lightning_distlab.strategies.child_processes import RankDiedError
 _MISTAKES = (ValueError, MisconfigurationException, FileNotFoundError, NotADirectoryError)
 _CHECKING = ("lightning_distlab", "recipes", "lightning")
 _MARK = "_lightning_distlab_reported"
+_GUARDED = "DISTLAB_GUARDED"  # tells child processes that HYDRA_FULL_ERROR is our doing and not the user's
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -57,7 +58,9 @@ def one_line(error: BaseException) -> str | None:
         return _flat(error) + _similar_key(error) + (f" ({_flat(cause)}{_similar_key(cause)})" if cause else "")
     if isinstance(error, RankDiedError):
         return str(error)
-    if isinstance(error, _MISTAKES) and _raised_by_a_check(error):
+    if isinstance(error, _MISTAKES) and _raised_in(error, _CHECKING):
+        return _flat(error)
+    if isinstance(error, TypeError) and _raised_in(error, ("lightning",)):  # Trainer's word for a bad value
         return _flat(error)
     return None
 
@@ -83,11 +86,11 @@ def _similar_key(error: BaseException) -> str:
     return f"; {hint.strip()}" if hint else ""
 
 
-def _raised_by_a_check(error: BaseException) -> bool:
+def _raised_in(error: BaseException, packages: tuple[str, ...]) -> bool:
     innermost = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         innermost = frame.f_globals.get("__name__", "")
-    return innermost is not None and innermost.partition(".")[0] in _CHECKING
+    return innermost is not None and innermost.partition(".")[0] in packages
 
 
 def guarded(main: Callable[[], Any]) -> None:
@@ -95,13 +98,15 @@ def guarded(main: Callable[[], Any]) -> None:
 
     With ``HYDRA_FULL_ERROR=1`` in the environment every error shows its whole traceback.
     """
-    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+    if os.environ.get("HYDRA_FULL_ERROR") == "1" and _GUARDED not in os.environ:
         main()
         return
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing and leaving
+    os.environ["HYDRA_FULL_ERROR"] = os.environ[_GUARDED] = "1"  # makes Hydra raise instead of printing and leaving
     try:
         main()
     except Exception as error:
+        if was_reported(error) and int(os.environ.get("LOCAL_RANK", "0")) > 0:
+            sys.exit(1)  # rank 0 speaks for all
         line = one_line(error)
         if line is not None:
             sys.stderr.write(f"error: {line}\n")
@@ -113,4 +118,5 @@ def guarded(main: Callable[[], Any]) -> None:
             sys.stderr.write(f"HYDRA_FULL_ERROR=1 {Path(sys.argv[0]).name} ... shows the whole traceback\n")
         sys.exit(1)
     finally:
-        os.environ.pop("HYDRA_FULL_ERROR", None)
+        for name in ("HYDRA_FULL_ERROR", _GUARDED):
+            os.environ.pop(name, None)

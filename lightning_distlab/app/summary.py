@@ -10,6 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_distlab.app.build import Parts
+from lightning_distlab.app.hparams import flat_hparams
 from lightning_distlab.app.job import Job, JobResult
 from lightning_distlab.app.loggers import log_to_wandb_summary
 
@@ -26,8 +27,14 @@ COMM_KEYS = (
 
 
 def averaging_ranks(trainer: pl.Trainer) -> int:
-    """Return the number of ranks whose gradients are averaged: processes times virtual ranks."""
-    return int(trainer.world_size) * int(getattr(trainer.strategy, "virtual_ranks", 1))
+    """Return the number of ranks whose gradients are averaged, be they processes or virtual."""
+    return int(getattr(trainer.strategy, "averaged_ranks", trainer.world_size))
+
+
+def settings(parts: Parts, job: Job) -> dict[str, Any]:
+    """Return the run's settings under flat keys, the model's size among them."""
+    hparams = flat_hparams(parts.cfg, job.strategy, job.recipe, averaging_ranks(parts.trainer))
+    return hparams | {"model.parameters": sum(p.numel() for p in parts.model.parameters())}
 
 
 def comm_summary(trainer: pl.Trainer) -> dict[str, float]:
@@ -60,6 +67,7 @@ def publish(parts: Parts, job: Job, *, steps: int, timings: dict[str, float], co
         **measured,
         "last": history.last,
         "best": history.best,
+        "config": settings(parts, job),
     }
     if parts.trainer.is_global_zero:
         job.folder.mkdir(parents=True, exist_ok=True)

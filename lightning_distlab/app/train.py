@@ -10,13 +10,14 @@ from contextlib import suppress
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.trainer.states import TrainerFn
 from omegaconf import DictConfig
 
 from lightning_distlab.app.build import Parts, build
-from lightning_distlab.app.hparams import flat_hparams
 from lightning_distlab.app.job import Job, JobResult
 from lightning_distlab.app.loggers import finish_wandb
-from lightning_distlab.app.summary import averaging_ranks, comm_summary, publish
+from lightning_distlab.app.summary import comm_summary, publish, settings
+from lightning_distlab.strategies.launcher import refuse_early
 
 log = logging.getLogger(__name__)
 
@@ -32,24 +33,28 @@ def train(cfg: DictConfig, job: Job) -> JobResult:
         On rank 0 metrics and summary.
     """
     parts = build(cfg)
-    return in_ranks(parts.trainer, functools.partial(_fit_and_test, parts, job))
+    return in_ranks(parts, functools.partial(_fit_and_test, parts, job))
 
 
-def in_ranks(trainer: pl.Trainer, body: Callable[[], JobResult]) -> JobResult:
+def in_ranks(parts: Parts, body: Callable[[], JobResult]) -> JobResult:
     """Run `body` where the ranks are.
 
     With popen or torchrun each rank runs the whole program, so that is here. Forked and spawned workers end with each
     call of the Trainer and take loggers and counters with them; there the whole body runs in one set of workers.
     """
+    trainer, model = parts.trainer, parts.model
     launcher = trainer.strategy.launcher
     if not isinstance(launcher, _MultiProcessingLauncher):
         return body()
-    result = launcher.launch(functools.partial(_in_worker, trainer, body))
+    trainer.state.fn = TrainerFn.FITTING
+    refuse_early(trainer.strategy, trainer, model)
+    # The model is an argument of its own so that Lightning undoes the sharing of its memory among spawned ranks.
+    result = launcher.launch(functools.partial(_in_worker, trainer, body), model)
     assert isinstance(result, JobResult)
     return result
 
 
-def _in_worker(trainer: pl.Trainer, body: Callable[[], JobResult]) -> JobResult:
+def _in_worker(trainer: pl.Trainer, body: Callable[[], JobResult], _: pl.LightningModule) -> JobResult:
     strategy = trainer.strategy
     strategy._launcher = None  # this is a rank already: no launch inside of it
     set_world_ranks = getattr(strategy, "set_world_ranks", None)
@@ -96,7 +101,6 @@ def _checkpoint_to_test(parts: Parts) -> str | None:
 
 def log_settings(parts: Parts, job: Job) -> None:
     """Send the flat settings and the number of parameters to every logger."""
-    hparams = flat_hparams(parts.cfg, job.strategy, job.recipe, averaging_ranks(parts.trainer))
-    hparams["model.parameters"] = sum(p.numel() for p in parts.model.parameters())
+    hparams = settings(parts, job)
     for logger in parts.trainer.loggers:
         logger.log_hyperparams(hparams)

@@ -19,7 +19,6 @@ class LineProgress(ProgressBar):
         super().__init__()
         self._enabled = True
         self._start = 0.0
-        self._console = Console(highlight=False, soft_wrap=True)
 
     @override
     def enable(self) -> None:
@@ -37,7 +36,8 @@ class LineProgress(ProgressBar):
     @override
     def print(self, *args: Any, **kwargs: Any) -> None:
         if self._enabled:
-            self._console.print(*args)
+            # made anew each time: a console holds a lock, and spawned ranks receive this callback by pickle
+            Console(highlight=False, soft_wrap=True).print(*args)
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:

@@ -29,8 +29,7 @@ from lightning_distlab.strategies.child_processes import (
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
-    from lightning.fabric.plugins import ClusterEnvironment
-    from lightning.pytorch.strategies import ParallelStrategy
+    from lightning.pytorch.strategies import ParallelStrategy, Strategy
 
 StartMethod = Literal["popen", "fork", "spawn", "forkserver"]
 START_METHODS = ("popen", "fork", "spawn", "forkserver")
@@ -42,16 +41,16 @@ class HydraSafeLauncher(_SubprocessScriptLauncher):
     Children live until the end of the job (fit, test, ...), which `close_job` or the end of the program marks.
 
     Args:
-        cluster_environment: Knows addresses and ranks. One that creates its processes itself (torchrun) is left alone.
+        strategy: Its cluster environment knows addresses and ranks; one that creates processes itself (torchrun) is
+            left alone. Its ``check_before_launch(trainer, module)``, if any, may refuse a run before it costs anything.
         num_processes: Ranks on this machine.
-        num_nodes: Machines.
         timeout_s: Seconds that ranks may go on after one has died.
     """
 
-    def __init__(
-        self, cluster_environment: ClusterEnvironment, num_processes: int, num_nodes: int, timeout_s: float = 1800.0
-    ) -> None:
-        super().__init__(cluster_environment, num_processes, num_nodes)
+    def __init__(self, strategy: ParallelStrategy, num_processes: int, timeout_s: float = 1800.0) -> None:
+        assert strategy.cluster_environment is not None
+        super().__init__(strategy.cluster_environment, num_processes, int(getattr(strategy, "num_nodes", 1)))
+        self.strategy = strategy
         self.timeout_s = timeout_s
         self._job = _job_identity()
         earlier = active_children()
@@ -65,6 +64,8 @@ class HydraSafeLauncher(_SubprocessScriptLauncher):
         Raises:
             RankDiedError: If another rank of this machine died; names it, and its signal or exit code.
         """
+        if trainer is not None:
+            refuse_early(self.strategy, trainer, trainer.lightning_module)
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             self._call_children_scripts()
@@ -105,6 +106,8 @@ class ForkSafeLauncher(_MultiProcessingLauncher):
         Raises:
             RankDiedError: If a worker was killed or ended early.
         """
+        if trainer is not None:
+            refuse_early(self._strategy, trainer, trainer.lightning_module)
         saved = {name: os.environ.get(name) for name in ("MASTER_PORT", "WORLD_SIZE")}
         try:
             return super().launch(function, *args, trainer=trainer, **kwargs)
@@ -116,6 +119,13 @@ class ForkSafeLauncher(_MultiProcessingLauncher):
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+def refuse_early(strategy: Strategy, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Let a strategy raise for what it cannot do, while there is one process only and nothing has been written."""
+    check = getattr(strategy, "check_before_launch", None)
+    if check is not None:
+        check(trainer, module)
 
 
 def _job_identity() -> str | None:
@@ -134,9 +144,7 @@ def make_launcher(
         ValueError: If `start_method` is unknown.
     """
     if start_method == "popen":
-        assert strategy.cluster_environment is not None
-        num_nodes = int(getattr(strategy, "num_nodes", 1))
-        return HydraSafeLauncher(strategy.cluster_environment, num_processes, num_nodes, timeout_s)
+        return HydraSafeLauncher(strategy, num_processes, timeout_s)
     if start_method not in START_METHODS:
         raise ValueError(f"start_method={start_method!r} is unknown: use one of {', '.join(START_METHODS)}")
     return ForkSafeLauncher(strategy, start_method=start_method)
