@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import lightning
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
-from torch.utils.data.distributed import DistributedSampler
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -155,8 +154,8 @@ def with_sampler(dataloader: object, sampler: Sampler[Any] | Iterable[Any]) -> D
     if isinstance(dataloader.dataset, IterableDataset):
         raise ValueError(
             f"{type(dataloader.dataset).__name__} is an IterableDataset and has no sampler, so it cannot be dealt out "
-            "to several ranks: use a dataset with __getitem__ and __len__, or cut the stream by rank inside the dataset "
-            "and run real ranks"
+            "to several ranks: use a dataset with __getitem__ and __len__, or cut the stream by rank inside the "
+            "dataset and run real ranks"
         )
     try:
         args, kwargs = _get_dataloader_init_args_and_kwargs(dataloader, sampler)
@@ -176,61 +175,12 @@ def with_sampler(dataloader: object, sampler: Sampler[Any] | Iterable[Any]) -> D
     return made
 
 
-def sharded_dataloaders(
-    dataloader: object, num_replicas: int, *, overfit_batches: float = 0.0, shuffle: bool = True
-) -> list[DataLoader[Any]]:
-    """One copy of a train DataLoader for each of N ranks of one process, each with its share of the samples.
-
-    They read what N processes would read: Lightning's `DistributedSampler` with its seed (`PL_GLOBAL_SEED`, else 0); a
-    sampler of the user's own is dealt out in its own order, so each copy must be iterated under its rank's random
-    state.
-
-    Args:
-        dataloader: As the user made it.
-        num_replicas: N.
-        overfit_batches: The Trainer's; turns shuffling off.
-        shuffle: Lightning says true for training, whatever the user's DataLoader says.
-
-    Raises:
-        ValueError: If the DataLoader cannot be made again, or is dealt out already.
-    """
-    from lightning.pytorch.trainer.connectors.data_connector import _get_distributed_sampler
-
-    if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
-        with_sampler(dataloader, ())
-        raise AssertionError("with_sampler refuses these")
-    if isinstance(dataloader.sampler, DistributedSampler):
-        raise ValueError(
-            "the train DataLoader has a DistributedSampler of its own, which knows nothing of virtual ranks: leave it "
-            f"out (shuffle=True is enough), it is dealt out to the {num_replicas} ranks by itself"
-        )
-    return [
-        with_sampler(
-            dataloader,
-            _get_distributed_sampler(dataloader, shuffle, overfit_batches, num_replicas=num_replicas, rank=rank),
-        )
-        for rank in range(num_replicas)
-    ]
-
-
-def set_sampler_epoch(dataloader: DataLoader[Any], epoch: int) -> None:
-    """Tell the samplers of a DataLoader that Lightning does not hold itself which epoch begins: they reshuffle."""
-    from lightning.fabric.utilities.data import _set_sampler_epoch
-
-    _set_sampler_epoch(dataloader, epoch)
-
-
 def accumulation_factor(trainer: pl.Trainer) -> int:
     """The number that Lightning divides each loss by *now*; `GradientAccumulationScheduler` changes it between epochs.
 
     It divides by this number also in a last window of fewer micro-batches.
     """
     return int(trainer.accumulate_grad_batches)
-
-
-def is_accumulating(trainer: pl.Trainer) -> bool:
-    """Whether more micro-batches follow before the optimizer steps; none do after the last of an epoch."""
-    return bool(trainer.fit_loop._should_accumulate())
 
 
 def publish_metrics(trainer: pl.Trainer, metrics: Mapping[str, float]) -> None:

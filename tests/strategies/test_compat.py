@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from lightning_distlab.strategies import compat
 from tests.helpers.fork import fork_ranks
@@ -224,66 +224,14 @@ def test_with_sampler_keeps_everything_else():
 def test_what_cannot_be_made_again_is_refused(loader, text):
     with pytest.raises(ValueError, match=f"(?s){text}"):
         compat.with_sampler(loader, range(3))
-    with pytest.raises(ValueError, match=f"(?s){text}"):
-        compat.sharded_dataloaders(loader, 2)
 
 
-class Reads(BoringModel):
-    """Notes what it was given, on a real rank."""
-
-    def __init__(self, loader):
-        super().__init__()
-        self.loader = loader
-        self.seen = []
-
-    def train_dataloader(self):
-        return self.loader()
-
-    def training_step(self, batch, batch_idx):
-        self.seen += batch[0].tolist()
-        return self.layer(torch.ones(1, 32)).sum()
-
-
-def test_sharded_dataloaders_read_what_real_ranks_read(monkeypatch):
-    """Two epochs, length not divisible by the ranks, a user DataLoader that does not shuffle itself."""
-    monkeypatch.setenv("PL_GLOBAL_SEED", "5")
-
-    def make():
-        return DataLoader(numbers(11), batch_size=2)
-
-    def body(rank):
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "2", "RANK": str(rank),
-                       "LOCAL_RANK": str(rank), "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}  # fmt: skip
-        model = Reads(make)
-        pl.Trainer(**QUIET, devices=2, strategy=DDPStrategy(), max_epochs=2, limit_val_batches=0).fit(model)
-        return model.seen
-
-    real = fork_ranks(2, body)
-    virtual = [[], []]
-    loaders = compat.sharded_dataloaders(make(), 2)
-    for epoch in range(2):
-        for rank, loader in enumerate(loaders):
-            compat.set_sampler_epoch(loader, epoch)
-            virtual[rank] += read(loader)
-    assert virtual == real
-    assert virtual[0][:6] != virtual[0][6:], "the epochs are shuffled differently"
-
-
-def test_sharded_dataloaders_overfitting_does_not_shuffle_and_a_dealt_out_sampler_is_refused():
-    first, second = compat.sharded_dataloaders(DataLoader(numbers(6), batch_size=3), 2, overfit_batches=1.0)
-    assert (read(first), read(second)) == ([0, 2, 4], [1, 3, 5])
-    own = DataLoader(numbers(), sampler=DistributedSampler(numbers(), 2, 0))
-    with pytest.raises(ValueError, match="leave it out"):
-        compat.sharded_dataloaders(own, 2)
-
-
-def test_accumulation_factor_and_is_accumulating_follow_the_schedule_and_the_last_window():
+def test_accumulation_factor_is_what_lightning_divides_by():
     seen = []
 
     class Look(BoringModel):
         def training_step(self, batch, batch_idx):
-            factor = compat.accumulation_factor(self.trainer)
-            seen.append((self.current_epoch, factor, compat.is_accumulating(self.trainer)))
+            seen.append(compat.accumulation_factor(self.trainer))
             return super().training_step(batch, batch_idx)
 
         def on_train_batch_end(self, outputs, batch, batch_idx):
@@ -299,10 +247,7 @@ def test_accumulation_factor_and_is_accumulating_follow_the_schedule_and_the_las
         callbacks=[GradientAccumulationScheduler({0: 2, 1: 3})],
     )  # fmt: skip
     trainer.fit(Look(), DataLoader(RandomDataset(32, 8)))
-    assert seen == [
-        *[(0, 2, more) for more in (True, False, True, False, False)],
-        *[(1, 3, more) for more in (True, True, False, True, False)],
-    ]
+    assert seen == [2] * 5 + [3] * 5
     assert divided == [3.0] * 5 + [2.0] * 5, "also in a last window of fewer micro-batches"
 
 
