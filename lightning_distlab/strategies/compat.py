@@ -111,10 +111,11 @@ def silence_sigterm_broadcast(trainer: pl.Trainer) -> None:
 
 
 def restore_sigterm_broadcast(trainer: pl.Trainer) -> None:
-    """Undo `silence_sigterm_broadcast`; harmless where it was not called. A noted signal is forgotten."""
+    """Undo `silence_sigterm_broadcast`; harmless without it. A signal noted meanwhile is handed over to Lightning."""
     deferred = trainer._signal_connector.__dict__.pop("_distlab_deferred", None)
     if deferred is not None:
         deferred.remove()
+        trainer._signal_connector.received_sigterm |= deferred.pending
 
 
 def received_sigterm(trainer: pl.Trainer) -> bool:

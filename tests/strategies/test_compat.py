@@ -85,12 +85,16 @@ class Watch(Callback):
     def on_train_batch_end(self, *args):
         self.batches += 1
 
+    def on_train_end(self, trainer, pl_module):
+        if trainer.global_rank == self.signal_rank and self.at is None:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-def fit_on_two_ranks(strategy_cls, signal_rank=None):
+
+def fit_on_two_ranks(strategy_cls, signal_rank=None, at=2):
     def body(rank):
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "2", "RANK": str(rank),
                        "LOCAL_RANK": str(rank), "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}  # fmt: skip
-        watch = Watch(signal_rank)
+        watch = Watch(signal_rank, at)
         trainer = pl.Trainer(
             **QUIET, devices=2, strategy=strategy_cls(), max_epochs=1, limit_train_batches=6, limit_val_batches=0,
             callbacks=[watch],
@@ -103,6 +107,7 @@ def fit_on_two_ranks(strategy_cls, signal_rank=None):
         finally:
             dist.broadcast = watch.original
         handlers_back = "_broadcast_sigterm_tensor" not in vars(trainer.fit_loop.epoch_loop)
+        assert trainer.received_sigterm == (stopped is not None or (at is None and rank == signal_rank))
         return watch.batches, watch.broadcasts, stopped, handlers_back
 
     return fork_ranks(2, body)
@@ -121,6 +126,11 @@ def test_silence_sigterm_broadcast_leaves_no_broadcast_per_batch():
 def test_a_signal_on_any_rank_stops_all_after_the_same_batch(signal_rank):
     for batches, _, stopped, handlers_back in fit_on_two_ranks(SilentDDP, signal_rank):
         assert (batches, stopped, handlers_back) == (3, 3, True)
+
+
+def test_a_signal_after_the_last_exchange_is_handed_over_to_lightning():
+    for batches, _, stopped, handlers_back in fit_on_two_ranks(SilentDDP, signal_rank=1, at=None):
+        assert (batches, stopped, handlers_back) == (6, None, True)
 
 
 def test_request_stop_is_what_lightning_does_after_a_signal():

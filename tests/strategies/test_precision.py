@@ -56,7 +56,7 @@ def test_a_foreign_plugin_is_refused():
     class Own(Precision):
         pass
 
-    with pytest.raises(ValueError, match="Own cannot be clipped across mesh axes.*MeshClipping"):
+    with pytest.raises(ValueError, match=r"Own cannot be clipped across mesh axes.*MeshClipping"):
         ours.mesh_precision(Own())
 
 
