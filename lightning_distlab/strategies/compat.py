@@ -187,7 +187,7 @@ def accumulation_factor(trainer: pl.Trainer) -> int:
 def publish_metrics(trainer: pl.Trainer, metrics: Mapping[str, float]) -> None:
     """Put numbers into `callback_metrics`, `logged_metrics` and all loggers where `self.log` is not allowed."""
     connector = trainer._logger_connector
-    tensors = {name: torch.tensor(value) for name, value in metrics.items()}
+    tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items()}
     connector._callback_metrics.update(tensors)
     connector._logged_metrics.update(tensors)
     connector.log_metrics(tensors)

@@ -264,7 +264,7 @@ def test_accumulation_factor_is_what_lightning_divides_by():
 def test_publish_metrics_reaches_everybody_after_training(tmp_path):
     class Publish(Callback):
         def on_train_end(self, trainer, pl_module):
-            compat.publish_metrics(trainer, {"comm/steps": 4.0})
+            compat.publish_metrics(trainer, {"comm/steps": 2.0**24 + 1})
 
     logger = CSVLogger(tmp_path)
     trainer = pl.Trainer(
@@ -272,7 +272,7 @@ def test_publish_metrics_reaches_everybody_after_training(tmp_path):
         callbacks=[Publish()],
     )  # fmt: skip
     trainer.fit(BoringModel())
-    assert trainer.callback_metrics["comm/steps"] == 4.0
-    assert trainer.logged_metrics["comm/steps"] == 4.0
+    assert trainer.callback_metrics["comm/steps"] == 2**24 + 1, "more than fp32 can count"
+    assert trainer.logged_metrics["comm/steps"] == 2**24 + 1, "more than fp32 can count"
     header, row = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text().split()
-    assert dict(zip(header.split(","), row.split(",")))["comm/steps"] == "4.0"
+    assert dict(zip(header.split(","), row.split(",")))["comm/steps"] == "16777217.0"
