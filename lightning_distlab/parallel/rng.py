@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 State = dict[str, Any]
-"""One stream's position: tensors, numbers and lists only, so that checkpoints load it with `weights_only=True`."""
+"""One stream's position, by library."""
 
 
 class RngStreams:
@@ -61,8 +61,8 @@ class RngStreams:
             torch.manual_seed(seed)
 
     def state_dict(self) -> dict[str, State]:
-        """Positions of all streams, by the text of their names."""
-        return {str(name): dict(self._states[name]) for name in self.names}
+        """Positions of all streams, by the text of their names; tensors, numbers and lists, for `weights_only=True`."""
+        return {str(name): _to_saved(self._states[name]) for name in self.names}
 
     def load_state_dict(self, states: Mapping[str, State]) -> None:
         """Put all streams back.
@@ -76,7 +76,7 @@ class RngStreams:
                 f"saved random streams {sorted(states)} are not the streams of this run, {sorted(expected)}: resume "
                 "with as many (virtual) ranks as the checkpoint was written with"
             )
-        self._states = {name: dict(states[str(name)]) for name in self.names}
+        self._states = {name: _from_saved(states[str(name)]) for name in self.names}
 
     def _check(self, name: Hashable) -> None:
         if name not in self._states:
@@ -85,13 +85,11 @@ class RngStreams:
 
 def get_state() -> State:
     """The random state of this process: torch CPU, torch's current CUDA device (if CUDA was used), numpy, Python."""
-    _, keys, position, has_gauss, cached = np.random.get_state()
-    version, words, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if _cuda_in_use() else None,
-        "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
-        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
     }
 
 
@@ -100,10 +98,28 @@ def set_state(state: State) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"])
-    keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+
+
+def _to_saved(state: State) -> State:
+    """In tensors and numbers, for a checkpoint: too slow for every switch of streams."""
+    _, keys, *rest = state["numpy"]
     version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
+    return state | {
+        "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
+        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+    }
+
+
+def _from_saved(saved: State) -> State:
+    """The inverse of `_to_saved`."""
+    keys, *rest = saved["numpy"]
+    version, words, gauss = saved["python"]
+    return saved | {
+        "numpy": ("MT19937", keys.numpy().astype(np.uint32), *rest),
+        "python": (version, tuple(words.tolist()), gauss),
+    }
 
 
 def _cuda_in_use() -> bool:
