@@ -62,8 +62,8 @@ class Driver(ABC):
         """Open and finish at once."""
         return self.finish(self.open(running, (0, 0), label))
 
-    def _record(self, account: Account, sent: Sequence[tuple[Payload, int]], received: int) -> None:
-        """Enter one round: (payload, bytes) of each send, bytes received."""
+    def _record(self, account: Account, sent: Sequence[tuple[Payload, int]], received: int) -> int:
+        """Enter one round: (payload, bytes) of each send, bytes received; returns the bytes sent."""
         out = 0
         for payload, size in sent:
             out += size
@@ -73,7 +73,9 @@ class Driver(ABC):
         account.bytes_received += received
         account.messages += len(sent)
         account.steps += 1
-        account.peak_step_bytes = max(account.peak_step_bytes, out, received)
+        peak = out if out > received else received
+        account.peak_step_bytes = max(account.peak_step_bytes, peak)
+        return out
 
     def _record_native(self, rank: int, op: Op, size: int) -> None:
         """Enter a collective of the backend on M = `size` bytes: its ring moves 2 M (N - 1) / N in 2 (N - 1) steps."""

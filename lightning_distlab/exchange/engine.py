@@ -17,6 +17,7 @@ from lightning_distlab.exchange.driver import Driver, Ticket
 from lightning_distlab.exchange.flat import flat_view, shaped_view
 from lightning_distlab.exchange.ledger import Ledger
 from lightning_distlab.payloads import DensePayload, Flags, Op, Payload, Wire
+from lightning_distlab.payloads.dense import exact_codec
 
 Gradients = Mapping[int, Mapping[str, Tensor | None]]
 """Gradients of the ranks that this process plays: by rank, then by parameter name; None where a rank has none."""
@@ -221,8 +222,9 @@ class Engine:
         if density >= 1.0:
             return True
         world, elements = self.driver.world_size, 1 << 20
-        dense_bytes = self.wire.dense_codec.size(elements) / elements
-        entry = self.wire.value_codec.size(elements) / elements + _index_bits(self.wire.index, density) / 8
+        wire = self.wire.resolved(exact_codec(next(iter(self.params.values())).weight.dtype))
+        dense_bytes = wire.dense_codec.size(elements) / elements
+        entry = wire.value_codec.size(elements) / elements + _index_bits(wire.index, density) / 8
         sparse = self.collective.sum_bytes(world, elements, density, entry, dense_bytes)
         return sparse >= self.collective.sum_bytes(world, elements, 1.0, entry, dense_bytes) > 0
 

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import ClassVar, Self
 
 import torch
@@ -31,6 +31,11 @@ class Flags(IntFlag):
 
 def _aligned(size: int) -> int:
     return (size + 7) & ~7
+
+
+@lru_cache
+def _header_size(tensors: int, parts: int) -> int:
+    return _HEADER.size + _aligned((tensors + 7) // 8) + _aligned(4 * parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +69,13 @@ class Bundle(Payload):
     @property
     def header_size(self) -> int:
         """Bytes in front of the parts: 16, one bit a tensor and 4 a part, the latter two filled up to 8."""
-        return _HEADER.size + _aligned((self.tensors + 7) // 8) + _aligned(4 * len(self.parts))
+        return _header_size(self.tensors, len(self.parts))
 
     def _like(self, parts: Sequence[Payload], *others: Bundle) -> Self:
         flags, present = self.flags, self.present
         for other in others:
-            flags |= other.flags
+            if other.flags != flags:  # seldom, and the union of enumerations is slow
+                flags |= other.flags
             present |= other.present
         return type(self)(tuple(parts), flags, present, self.tensors)
 
@@ -91,8 +97,8 @@ class Bundle(Payload):
 
     @override
     def arrived(self) -> Self:
-        parts = [part.arrived() for part in self.parts]
-        return self if all(a is b for a, b in zip(parts, self.parts, strict=True)) else self._like(parts)
+        parts = tuple([part.arrived() for part in self.parts])
+        return self if parts == self.parts else self._like(parts)  # payloads are equal when identical
 
     @classmethod
     @override
@@ -118,7 +124,7 @@ class Bundle(Payload):
 
     @cached_property
     def _size(self) -> int:
-        return self.header_size + sum(_aligned(part.wire_size()) for part in self.parts)
+        return self.header_size + sum([_aligned(part.wire_size()) for part in self.parts])
 
     @override
     def wire_size(self) -> int:
@@ -143,21 +149,25 @@ class Bundle(Payload):
         buffer[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(self.device)
         start = len(header)
         for piece in encoded:
-            buffer[start : start + piece.numel()] = piece
+            end = start + piece.numel()
+            buffer[start:end] = piece
             start += _aligned(piece.numel())
+            buffer[end:start] = 0  # whatever memory held before must not travel
         return buffer
 
     @override
     def decode(self, buffer: Tensor) -> Self:
         head = bytes(buffer[: self.header_size].cpu().numpy())
         total, flags, count, present_size = _HEADER.unpack_from(head)
-        if count != len(self.parts) or total > buffer.numel() or present_size != _aligned((self.tensors + 7) // 8):
+        present_start, sizes_start = _HEADER.size, _HEADER.size + _aligned((self.tensors + 7) // 8)
+        fits = count == len(self.parts) and present_size == sizes_start - present_start
+        sizes = struct.unpack_from(f"<{count}I", head, sizes_start) if fits else ()
+        if not fits or total > buffer.numel() or total != self.header_size + sum(map(_aligned, sizes)):
             raise RuntimeError(
                 f"A message of {total} bytes with {count} parts arrived where {len(self.parts)} parts in at most "
                 f"{buffer.numel()} bytes were expected: the ranks do not run the same model and strategy."
             )
-        present = int.from_bytes(head[_HEADER.size : _HEADER.size + present_size], "little")
-        sizes = struct.unpack_from(f"<{count}I", head, _HEADER.size + present_size)
+        present = int.from_bytes(head[present_start:sizes_start], "little")
         start, parts = self.header_size, []
         for template, size in zip(self.parts, sizes, strict=True):
             parts.append(template.decode(buffer[start : start + size]))

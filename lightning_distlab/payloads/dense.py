@@ -52,6 +52,7 @@ class DensePayload(Payload):
 
     @override
     def rounded(self, wire: Wire) -> tuple[Self, Self | None]:
+        wire = wire.resolved(exact_codec(self.values.dtype))
         if wire.dense == "fp32" and self.values.dtype != torch.float64:
             return self, None  # half precision travels as it is: widening it would only cost bytes
         if wire.dense == exact_codec(self.values.dtype):
@@ -61,13 +62,11 @@ class DensePayload(Payload):
 
     @override
     def merge(self, other: Self) -> Self:
-        dtype = accumulation_dtype(self.values.dtype)
-        return type(self)(self.values.to(dtype) + other.values.to(dtype))
+        return type(self)(_widened(self.values) + _widened(other.values))
 
     @override
     def maximum(self, other: Self) -> Self:
-        dtype = accumulation_dtype(self.values.dtype)
-        return type(self)(torch.maximum(self.values.to(dtype), other.values.to(dtype)))
+        return type(self)(torch.maximum(_widened(self.values), _widened(other.values)))
 
     @override
     def as_sum(self, terms: int) -> Self:
@@ -78,7 +77,8 @@ class DensePayload(Payload):
 
     @override
     def split(self, bounds: Sequence[int]) -> list[Self]:
-        return [type(self)(self.values[a:b], self.codec) for a, b in pairwise(bounds)]
+        pieces = self.values.split([b - a for a, b in pairwise(bounds)])
+        return [type(self)(piece, self.codec) for piece in pieces]
 
     @classmethod
     @override
@@ -102,6 +102,11 @@ class DensePayload(Payload):
     def decode(self, buffer: Tensor) -> Self:
         values = self._codec.decode(buffer[: self.wire_size()], self.length, self.values.dtype)
         return type(self)(values, self.codec)
+
+
+def _widened(values: Tensor) -> Tensor:
+    """`values` in the dtype in which they are added."""
+    return values if values.dtype in (torch.float32, torch.float64) else values.to(torch.float32)
 
 
 def _as_one_view(pieces: Sequence[Tensor]) -> Tensor:

@@ -61,6 +61,7 @@ class SparsePayload(Payload):
 
     @override
     def rounded(self, wire: Wire) -> tuple[Self, Self | None]:
+        wire = wire.resolved(exact_codec(self.values.dtype))
         if wire.value == exact_codec(self.values.dtype):
             return replace(self, wire=wire), None
         values = wire.value_codec.round(self.values)
@@ -89,30 +90,27 @@ class SparsePayload(Payload):
     def merge_all(cls, payloads: Sequence[Self]) -> Self:
         """The sum in the order given, over the union of the supports; each element is ((0 + v_0) + v_1) + ..."""
         first = payloads[0]
-        entries = sum(p.indices.numel() for p in payloads)
-        if entries >= _DENSE_SHARE * first.size:
-            indices, values = _add_densely(payloads, first.size)
-        elif len(payloads) > 2 and first.device.type == "cuda":
+        filled = [p for p in payloads if p.indices.numel()]
+        entries = sum(p.indices.numel() for p in filled)
+        if len(filled) <= 1:
+            indices, values = _add_alone(filled[0] if filled else first)
+        elif entries >= _DENSE_SHARE * first.size:
+            indices, values = _add_densely(filled, first.size)
+        elif len(filled) > 2 and first.device.type == "cuda":
             return super().merge_all(payloads)  # two addends commute, more would race in one index_add_
         else:
-            indices, values = _add_sorted(payloads)
-        wire = first.wire.merged(exact_codec(values.dtype))
+            indices, values = _add_sorted(filled)
         limit = min(first.size, sum(p.limit for p in payloads))
-        return replace(first, indices=indices, values=values, limit=limit, wire=wire)
+        return cls(indices, values, first.size, limit, first.wire.merged(exact_codec(values.dtype)))
 
     @override
     def split(self, bounds: Sequence[int]) -> list[Self]:
-        cuts = torch.searchsorted(self.indices, torch.tensor(bounds, device=self.device)).tolist()
-        return [
-            replace(
-                self,
-                indices=self.indices[i:j] - a,
-                values=self.values[i:j],
-                size=b - a,
-                limit=min(self.limit, b - a),
-            )
-            for (a, b), (i, j) in zip(pairwise(bounds), pairwise(cuts), strict=True)
-        ]
+        edges = torch.tensor(bounds, device=self.device)
+        counts = torch.searchsorted(self.indices, edges).diff()
+        indices = self.indices - edges[:-1].repeat_interleave(counts)
+        sizes = counts.tolist()
+        pieces = zip(indices.split(sizes), self.values.split(sizes), pairwise(bounds), strict=True)
+        return [type(self)(i, v, b - a, min(self.limit, b - a), self.wire) for i, v, (a, b) in pieces]
 
     @classmethod
     @override
@@ -166,6 +164,7 @@ class SparsePayload(Payload):
             index_size = packed.numel()
             buffer[_HEADER.size : _HEADER.size + index_size] = packed
             values, start = self.values, _HEADER.size + _aligned(index_size)
+            buffer[_HEADER.size + index_size : start] = 0  # whatever memory held before must not travel
         else:
             values, start = self.values if self.indices.numel() == self.size else self.to_dense(), _HEADER.size
         buffer[start:] = self.wire.value_codec.encode(values)
@@ -187,6 +186,11 @@ class SparsePayload(Payload):
         decoded = replace(self, indices=indices, values=values)
         decoded.__dict__["_form"] = (form, body)  # known already: saves measuring the indices when it is forwarded
         return decoded
+
+
+def _add_alone(payload: SparsePayload) -> tuple[Tensor, Tensor]:
+    """Indices and values of the sum where at most one payload has entries."""
+    return payload.indices, payload.values.to(accumulation_dtype(payload.values.dtype)) + 0.0
 
 
 def _add_densely(payloads: Sequence[SparsePayload], size: int) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from lightning_distlab.payloads.codecs import INDEX_CODECS, VALUE_CODECS, IndexCodec, ValueCodec
 
+EXACT = "exact"
+
 
 @dataclass(frozen=True)
 class Wire:
@@ -13,7 +15,8 @@ class Wire:
 
     Attributes:
         index: `int32`, `run16` (the DGC paper's 16-bit run length), `rice`, `bitmap` or `auto` (the smallest).
-        value: `fp32`, `fp16`, `bf16`, `int8` (8-bit logarithmic) or `fp64`, for the values of sparse payloads.
+        value: For the values of sparse payloads: `exact` (the gradient's own precision), `fp32`, `fp16`, `bf16`, `int8`
+            (8-bit logarithmic) or `fp64`.
         dense: The same names, for what travels densely: biases, norms, and everything that a rule excludes.
 
     Raises:
@@ -21,15 +24,22 @@ class Wire:
     """
 
     index: str = "auto"
-    value: str = "fp32"
-    dense: str = "fp32"
+    value: str = EXACT
+    dense: str = EXACT
 
     def __post_init__(self) -> None:
         """Check the three names."""
-        for field, known in (("index", INDEX_CODECS), ("value", VALUE_CODECS), ("dense", VALUE_CODECS)):
+        values = [EXACT, *VALUE_CODECS]
+        for field, known in (("index", list(INDEX_CODECS)), ("value", values), ("dense", values)):
             name = getattr(self, field)
             if name not in known:
                 raise ValueError(f"wire.{field}={name!r} is not a codec; use one of {', '.join(sorted(known))}.")
+
+    def resolved(self, exact: str) -> Wire:
+        """The wire for gradients of one dtype: `exact` replaced by the name of the codec that carries it."""
+        value = exact if self.value == EXACT else self.value
+        dense = exact if self.dense == EXACT else self.dense
+        return self if (value, dense) == (self.value, self.dense) else replace(self, value=value, dense=dense)
 
     @property
     def index_codec(self) -> IndexCodec:
@@ -48,7 +58,7 @@ class Wire:
 
     def merged(self, full: str) -> Wire:
         """The wire of a partial sum: same indices, values in full precision (`fp32` or `fp64`)."""
-        return replace(self, value=full, dense=full)
+        return self if self.value == self.dense == full else replace(self, value=full, dense=full)
 
 
 PAPER_WIRE = Wire(index="run16", value="fp32", dense="fp32")

@@ -67,9 +67,17 @@ class BucketAdapter(Adapter):
         self._waiting: list[tuple[Tensor, Future[Tensor]]] = []
         self._step = StepFacts()
         self._outcome: Outcome | None = None
-        model.register_comm_hook(None, self._hook)
 
-    def _hook(self, _: object, bucket: GradBucket) -> Future[Tensor]:
+        def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
+            return self._on_bucket(bucket)
+
+        # DDP compares annotations with types, not with the strings that a postponed evaluation leaves.
+        hook.__annotations__.update(bucket=GradBucket)
+        hook.__annotations__["return"] = Future[Tensor]
+        model.register_comm_hook(None, hook)
+
+    def _on_bucket(self, bucket: GradBucket) -> Future[Tensor]:
+        """Send a bucket on its way; its gradients are views of one buffer."""
         if not self._waiting:
             self._step = self._facts()
             self.engine.begin(epoch=self._step.epoch, signal=self._step.signal)

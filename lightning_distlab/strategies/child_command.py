@@ -7,6 +7,7 @@ and a sampling sweeper would hand each rank other values. So the command is made
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 
@@ -74,5 +75,6 @@ def _forwarded(overrides: Iterable[str]) -> list[str]:
 
 def quoted(value: str) -> str:
     """Quote a value for Hydra's override grammar: spaces, ``=``, commas and quotes survive."""
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("${", "\\${")
+    # in quotes a backslash is itself, unless a quote or an interpolation follows the run of backslashes
+    escaped = re.sub(r"(\\*)(\"|\$\{|$)", lambda match: 2 * match[1] + ("\\" + match[2] if match[2] else ""), value)
     return f'"{escaped}"'

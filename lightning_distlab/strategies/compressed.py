@@ -40,6 +40,7 @@ from lightning_distlab.strategies.checks import check_devices, check_options, ch
 from lightning_distlab.strategies.comm_state import KEY
 from lightning_distlab.strategies.launcher import StartMethod, make_launcher
 from lightning_distlab.strategies.momentum import MomentumLoan
+from lightning_distlab.strategies.progress import epoch_fraction, global_seed
 from lightning_distlab.strategies.replicas import average_buffers, check_replicas
 from lightning_distlab.strategies.resume import restore_engine, save_engine, stock_optimizer_state, take_optimizer_state
 from lightning_distlab.strategies.virtual import VirtualAdapter, VirtualBatch, VirtualLoader
@@ -123,6 +124,7 @@ class CompressedStrategy(DDPStrategy):
         self._carrier: Tensor | None = None
         self._token_sum: tuple[Tensor, dist.Work | None] | None = None
         self._blocked = False
+        self._opened_group = False
 
     # --- facts
 
@@ -221,7 +223,7 @@ class CompressedStrategy(DDPStrategy):
             driver: Any = InProcessDriver(self.virtual_ranks, ledger=self.ledger)
         else:
             driver = TorchDriver(device=self.root_device, ledger=self.ledger)
-        return Engine(self.compressor, self.collective, driver, params, self.wire, seed=compat.global_seed())
+        return Engine(self.compressor, self.collective, driver, params, self.wire, seed=global_seed())
 
     def _build_adapter(self, engine: Engine, module: pl.LightningModule) -> Adapter:
         self._contracts = [LossContract() for _ in range(self.virtual_ranks)]
@@ -244,12 +246,22 @@ class CompressedStrategy(DDPStrategy):
         return f"{self.compressor.describe(engine.params)}; over {self.collective.name}, {self.overlap}; {ranks}."
 
     @override
+    def setup_distributed(self) -> None:
+        self._opened_group = not dist.is_initialized()
+        super().setup_distributed()
+
+    @override
     def teardown(self) -> None:
+        module = self.lightning_module
+        if module is not None and module._trainer is not None:
+            compat.restore_sigterm_broadcast(module.trainer)
         if self._loan is not None:
             self._loan.close()
         self._loan, self._adapter = None, None
         self._loaded, self._loaded_any = None, False
         super().teardown()
+        if self._opened_group and dist.is_initialized() and dist.get_world_size() == 1:
+            dist.destroy_process_group()  # forks of this process would inherit it
 
     # --- a step
 
@@ -260,7 +272,7 @@ class CompressedStrategy(DDPStrategy):
             return dataloader
         if not hasattr(self, "_rng"):
             self._rng = RngStreams(self.virtual_ranks)
-        return VirtualLoader(dataloader, self._rng, self.virtual_ranks, compat.global_seed())  # type: ignore[arg-type]
+        return VirtualLoader(dataloader, self._rng, self.virtual_ranks)  # type: ignore[arg-type]
 
     @override
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
@@ -392,7 +404,7 @@ class CompressedStrategy(DDPStrategy):
             self._loan.refresh()
         scaler = getattr(self.precision_plugin, "scaler", None)
         return StepFacts(
-            epoch=compat.epoch_fraction(trainer),
+            epoch=epoch_fraction(trainer),
             signal=compat.received_sigterm(trainer),
             loss_scale=float(scaler.get_scale()) if scaler is not None else 1.0,
             weight=self._finish_token_sum(),

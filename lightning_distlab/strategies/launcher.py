@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
+from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessExitedException
 from typing_extensions import override
 
@@ -132,7 +133,9 @@ def _job_identity() -> str | None:
     """Name the Hydra job that runs now by its folder; None outside of Hydra."""
     from hydra.core.hydra_config import HydraConfig
 
-    return str(HydraConfig.get().runtime.output_dir) if HydraConfig.initialized() else None
+    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
+        return None  # the second: a configuration composed in a test or a notebook, where no job runs
+    return str(HydraConfig.get().runtime.output_dir)
 
 
 def make_launcher(

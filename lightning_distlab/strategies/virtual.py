@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 from typing_extensions import override
 
 from lightning_distlab.exchange.engine import Engine, Outcome
 from lightning_distlab.parallel.rng import RngStreams
 from lightning_distlab.strategies.adapters import Adapter, StepFacts, exchange_named
 from lightning_distlab.strategies.compat import with_sampler
+from lightning_distlab.strategies.progress import global_seed
 
 
 class VirtualBatch(list[Any]):
@@ -26,24 +28,19 @@ class VirtualLoader:
     Args:
         loader: The user's train loader.
         streams: Random number streams of the ranks; what a loader draws while fetching comes from its rank's.
-        seed: Seed of the shuffling, the one that Lightning gives its samplers.
+        ranks: Their number.
 
     Raises:
         ValueError: The loader cannot be divided by index.
     """
 
-    def __init__(self, loader: DataLoader[Any], streams: RngStreams, ranks: int, seed: int) -> None:
+    def __init__(self, loader: DataLoader[Any], streams: RngStreams, ranks: int) -> None:
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             raise ValueError(
                 "virtual_ranks needs a train DataLoader over a dataset with a length and indices, to give each rank "
                 f"its share; got {type(getattr(loader, 'dataset', loader)).__name__}."
             )
-        sampler = loader.sampler
-        shuffle = sampler.shuffle if isinstance(sampler, DistributedSampler) else _shuffles(sampler)
-        self.samplers = [
-            DistributedSampler(loader.dataset, num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed)
-            for rank in range(ranks)
-        ]
+        self.samplers = [_share(loader, rank, ranks) for rank in range(ranks)]
         self.loaders = [with_sampler(loader, own) for own in self.samplers]
         self.dataset = loader.dataset
         self.batch_size = loader.batch_size
@@ -81,9 +78,27 @@ class VirtualLoader:
             yield batch
 
 
-def _shuffles(sampler: object) -> bool:
-    """Whether a loader's own sampler draws at random."""
-    return not isinstance(sampler, torch.utils.data.SequentialSampler)
+def _share(loader: DataLoader[Any], rank: int, ranks: int) -> DistributedSampler[Any]:
+    """The sampler of one rank.
+
+    Lightning has made the loader's sampler a distributed one, for the one process there is (a user's own sampler lies
+    wrapped inside it); it is made again for N ranks. With `use_distributed_sampler=False` the user's is still there.
+    """
+    own = loader.sampler
+    if isinstance(own, DistributedSampler):
+        sampler, source, shuffle, seed, drop = copy.copy(own), own.dataset, own.shuffle, own.seed, own.drop_last
+    elif isinstance(own, RandomSampler | SequentialSampler):
+        sampler = DistributedSampler.__new__(DistributedSampler)
+        source, shuffle, seed, drop = loader.dataset, isinstance(own, RandomSampler), global_seed(), False
+    else:
+        raise ValueError(
+            f"virtual_ranks cannot divide the indices of {type(own).__name__} with use_distributed_sampler=False. "
+            f"Leave use_distributed_sampler=True."
+        )
+    DistributedSampler.__init__(
+        sampler, source, num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop
+    )
+    return sampler
 
 
 class VirtualAdapter(Adapter):

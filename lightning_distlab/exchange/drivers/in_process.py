@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,9 +122,10 @@ class InProcessDriver(Driver):
     def finish(self, ticket: Ticket) -> dict[int, Any]:
         assert isinstance(ticket, _Open)
         position = self._open.index(ticket)
-        while ticket.posted:
-            for exchange in self._open[: position + 1]:
-                self._advance(exchange)
+        with _no_garbage_collection():
+            while ticket.posted:
+                for exchange in self._open[: position + 1]:
+                    self._advance(exchange)
         self._open.remove(ticket)
         return ticket.results
 
@@ -159,13 +162,12 @@ class InProcessDriver(Driver):
         under_way: dict[int, tuple[Payload, int]] = {}  # sender * N + receiver -> message and its bytes
         sent: list[list[tuple[Payload, int]]] = []
         for rank, posted in enumerate(rounds):
-            outgoing = []
-            for peer, payload in posted.sends:
-                message = (payload, payload.wire_size())
-                if under_way.setdefault(rank * world + peer, message) is not message:
-                    raise AssertionError(f"{exchange.label}: rank {rank} sends two messages to {peer} in one round")
-                outgoing.append(message)
+            outgoing = [(payload, payload.wire_size()) for _, payload in posted.sends]
+            for (peer, _), message in zip(posted.sends, outgoing, strict=True):
+                under_way[rank * world + peer] = message
             sent.append(outgoing)
+        if len(under_way) != sum(map(len, sent)):
+            raise AssertionError(f"{exchange.label}: a rank sends two messages to the same peer in one round")
         encoded: dict[int, Tensor] = {}
         answers, busiest = [], 0
         for rank, posted in enumerate(rounds):
@@ -176,10 +178,10 @@ class InProcessDriver(Driver):
                     raise AssertionError(
                         f"{exchange.label}: rank {rank} waits for rank {receive.peer}, which sends nothing"
                     )
-                into += found[1]
-                answer.append(_through_wire(found[0], receive, encoded) if self.faithful else found[0].arrived())
-            self._record(exchange.accounts[rank], sent[rank], into)
-            busiest = max(busiest, into, sum(size for _, size in sent[rank]))
+                payload, size = found
+                into += size
+                answer.append(_through_wire(payload, receive, encoded) if self.faithful else payload.arrived())
+            busiest = max(busiest, into, self._record(exchange.accounts[rank], sent[rank], into))
             answers.append(answer)
         if under_way:
             lost = [f"{key // world} to {key % world}" for key in under_way]
@@ -206,6 +208,18 @@ class InProcessDriver(Driver):
     def _wait(self, seconds: float) -> None:
         self.clock_s += seconds
         self.ledger.exchange_s += seconds
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Many ranks hold millions of small objects, which the collector would walk through again and again for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _through_wire(payload: Payload, receive: Receive, encoded: dict[int, Tensor]) -> Payload:
