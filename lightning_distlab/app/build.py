@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
@@ -40,6 +41,7 @@ def build(cfg: DictConfig) -> Parts:
     plain = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     assert isinstance(plain, dict)
     settings = {str(key): value for key, value in plain.items()}
+    check_devices(settings["trainer"])
     seed(settings.get("seed"))
     datamodule = instantiate(settings["data"], "data")
     model = instantiate(settings["model"], "model")
@@ -50,6 +52,24 @@ def build(cfg: DictConfig) -> Parts:
     make_trainer = instantiate(settings["trainer"], "trainer", _partial_=True)
     trainer = make_trainer(callbacks=callbacks, logger=loggers or False, strategy=strategy)
     return Parts(settings, trainer, model, datamodule, history)
+
+
+def check_devices(trainer: Mapping[str, Any]) -> None:
+    """Refuse more CUDA devices than there are, while nothing has been built.
+
+    Raises:
+        ValueError: With both numbers and what to type instead.
+    """
+    if trainer.get("accelerator") not in ("gpu", "cuda"):
+        return
+    devices, there = trainer.get("devices", "auto"), torch.cuda.device_count()
+    wanted = max(devices, default=0) + 1 if isinstance(devices, list) else devices
+    if there == 0 or (isinstance(wanted, int) and wanted > there):
+        instead = f"trainer.devices={there}, or " if there else ""
+        raise ValueError(
+            f"trainer.devices={devices} with trainer.accelerator={trainer['accelerator']}, but this machine has "
+            f"{there} CUDA devices: use {instead}trainer.accelerator=cpu, where devices is any number of processes."
+        )
 
 
 def seed(value: int | None) -> None:

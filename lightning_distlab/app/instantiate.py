@@ -8,6 +8,7 @@ behind it are checked, since every module re-exports others: a file would be del
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -97,6 +98,17 @@ def _targets(node: Any, key: str) -> Iterator[tuple[str, Any]]:
         raise TargetNotAllowedError(f"{key}: {node!r} would be interpolated again, after the check of its targets")
 
 
+def _locate(name: str) -> Any:
+    """Import the longest part of a dotted name that is a module and follow the rest as attributes."""
+    parts = name.split(".")
+    found: Any = importlib.import_module(parts[0])
+    for i, part in enumerate(parts[1:], start=2):
+        if not hasattr(found, part):
+            importlib.import_module(".".join(parts[:i]))
+        found = getattr(found, part)
+    return found
+
+
 def check_target(target: Any, key: str = "") -> None:
     """Refuse a ``_target_`` that is not on the allow-list.
 
@@ -115,7 +127,7 @@ def check_target(target: Any, key: str = "") -> None:
     if not target.startswith(prefixes):
         raise TargetNotAllowedError(f"{where}: {target!r} is outside the allow-list. {remedy}")
     try:
-        found = hydra.utils.get_object(target)
+        found = _locate(target)
     except Exception as error:  # an import may raise anything
         raise TargetNotAllowedError(f"{where}: {target!r} cannot be imported: {error}") from error
     home = f"{getattr(found, '__module__', None)}."

@@ -31,6 +31,8 @@ class MetricHistory(Callback):
     def update(self, metrics: dict[str, Any]) -> None:
         """Take in metrics by name: numbers or tensors of one element."""
         for name, value in metrics.items():
+            if name.startswith("comm/"):
+                continue  # running totals; the summary has their final state
             number = float(value)
             self.last[name] = number
             if math.isnan(number):

@@ -48,8 +48,9 @@ class IndexCodec(StrEnum):
 
 
 class ValueCodec(StrEnum):
-    """How values are written."""
+    """How values are written; ``exact`` in the gradient's own precision."""
 
+    exact = "exact"
     fp64 = "fp64"
     fp32 = "fp32"
     fp16 = "fp16"
@@ -75,8 +76,8 @@ class WireConf:
 
     _target_: str = "lightning_distlab.payloads.Wire"
     index: IndexCodec = IndexCodec.auto
-    value: ValueCodec = ValueCodec.fp32
-    dense: ValueCodec = ValueCodec.fp32
+    value: ValueCodec = ValueCodec.exact
+    dense: ValueCodec = ValueCodec.exact
 
 
 @dataclass

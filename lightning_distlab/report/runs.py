@@ -123,7 +123,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     named: dict[tuple[str, str, int], list[Run]] = {}
     for run in runs:
         named.setdefault((run.recipe, run.strategy, run.world_size), []).append(run)
-    groups = []
+    groups: list[Group] = []
     for (recipe, strategy, world_size), members in sorted(named.items()):
         differing = _differing_settings(members)
         parts: dict[tuple[str, ...], Group] = {}
