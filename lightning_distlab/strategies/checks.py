@@ -28,6 +28,7 @@ def check_options(
     virtual_ranks: int,
     bucket_cap_mb: float,
     timeout_s: float,
+    find_unused_parameters: bool,
 ) -> None:
     """Check what the constructor of a compressed strategy was given.
 
@@ -44,6 +45,11 @@ def check_options(
             f"overlap='bucket' sends buckets during the backward pass, but {compressor.name} as configured needs the "
             f"whole gradient first (a norm or a threshold over all tensors). Use overlap='after_backward', or a "
             f"per-tensor setting of the compressor."
+        )
+    if overlap == "bucket" and find_unused_parameters:
+        raise ValueError(
+            "find_unused_parameters=True with overlap='bucket': DDP hands zeros for unused parameters to its hook and drops "
+            "what comes back, so residuals would be lost. Use overlap='after_backward', where unused parameters are fine."
         )
     if comm_state not in COMM_STATES:
         raise ValueError(f"comm_state={comm_state!r} is unknown; use one of {', '.join(COMM_STATES)}.")

@@ -65,7 +65,8 @@ class CompressedStrategy(DDPStrategy):
         comm_state: What checkpoints hold of residuals and momenta: `per_rank` all of them (exact resume), `mean` their
             average, `drop` nothing; `reset` also starts anew when a checkpoint has none, or in spite of it.
         bucket_cap_mb: Size of a bucket in MiB.
-        find_unused_parameters: As in DDP, for `overlap="bucket"`. `after_backward` allows unused parameters anyway.
+        find_unused_parameters: Some parameters take no part in some steps. That is always allowed with
+            `overlap="after_backward"`, which this selects.
         check_replicas_every_n_steps: Debug switch: compare the weights of all ranks bit for bit; 0 never.
         start_method: `popen` starts the program once more per rank; `fork` and `spawn` start workers of this process.
         timeout_s: Seconds after which a silent rank counts as lost.
@@ -95,7 +96,16 @@ class CompressedStrategy(DDPStrategy):
     ) -> None:
         self.compressor = compressor or NoCompression()
         self.collective = collective or Native()
-        check_options(self.compressor, self.collective, overlap, comm_state, virtual_ranks, bucket_cap_mb, timeout_s)
+        check_options(
+            self.compressor,
+            self.collective,
+            overlap,
+            comm_state,
+            virtual_ranks,
+            bucket_cap_mb,
+            timeout_s,
+            find_unused_parameters,
+        )
         super().__init__(
             process_group_backend=process_group_backend,
             timeout=timedelta(seconds=timeout_s),
@@ -216,6 +226,8 @@ class CompressedStrategy(DDPStrategy):
             return False
         if self._overlap is not None:
             return self._overlap == "bucket"
+        if self._ddp_kwargs.get("find_unused_parameters"):
+            return False
         return not self.compressor.needs_whole_gradient and all(p.requires_grad for p in module.parameters())
 
     def _build_engine(self, params: dict[str, Param]) -> Engine:
