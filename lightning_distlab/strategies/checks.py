@@ -48,8 +48,9 @@ def check_options(
         )
     if overlap == "bucket" and find_unused_parameters:
         raise ValueError(
-            "find_unused_parameters=True with overlap='bucket': DDP hands zeros for unused parameters to its hook and drops "
-            "what comes back, so residuals would be lost. Use overlap='after_backward', where unused parameters are fine."
+            "find_unused_parameters=True with overlap='bucket': DDP hands zeros for unused parameters to its hook and "
+            "drops what comes back, so residuals would be lost. Use overlap='after_backward', where unused parameters "
+            "are fine."
         )
     if comm_state not in COMM_STATES:
         raise ValueError(f"comm_state={comm_state!r} is unknown; use one of {', '.join(COMM_STATES)}.")
