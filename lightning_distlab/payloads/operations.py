@@ -24,6 +24,11 @@ class Op(Enum):
     """Rank r contributes index range r; every rank receives the ranges laid together."""
 
 
+def _all_entries(n: int) -> int:
+    # a function of the module, not a lambda: strategies travel to spawned ranks by pickle
+    return n
+
+
 @dataclass(frozen=True)
 class RoundSpec:
     """One round of a compressor, known statically, on which pairs with a collective are checked.
@@ -36,7 +41,7 @@ class RoundSpec:
 
     op: Op
     payload: type[Payload]
-    capacity: Callable[[int], int] = lambda n: n
+    capacity: Callable[[int], int] = _all_entries
 
     @property
     def traits(self) -> Traits:
