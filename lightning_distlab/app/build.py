@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -36,12 +37,26 @@ class Parts:
     history: MetricHistory
 
 
+def check_checkpoint(path: str | None) -> None:
+    """Refuse a checkpoint that is not there, while there is one process only.
+
+    Raises:
+        FileNotFoundError: If the path is on this machine and nothing lies there.
+    """
+    if path is not None and "://" not in path and not Path(path).exists():
+        raise FileNotFoundError(
+            f"ckpt_path={path}: there is no such file (relative paths count from {Path.cwd()}); runs keep theirs in "
+            "<run>/checkpoints/last.ckpt"
+        )
+
+
 def build(cfg: DictConfig) -> Parts:
     """Seed, then build datamodule, model, callbacks, loggers, strategy and Trainer, in this order."""
     plain = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     assert isinstance(plain, dict)
     settings = {str(key): value for key, value in plain.items()}
     check_devices(settings["trainer"])
+    check_checkpoint(settings.get("ckpt_path"))
     seed(settings.get("seed"))
     datamodule = instantiate(settings["data"], "data")
     model = instantiate(settings["model"], "model")

@@ -56,6 +56,8 @@ def one_line(error: BaseException) -> str | None:
     if isinstance(error, HydraException | OmegaConfBaseException):
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
         return _flat(error) + _similar_key(error) + (f" ({_flat(cause)}{_similar_key(cause)})" if cause else "")
+    if isinstance(error, ValueError) and "Config group override must be a string" in str(error):
+        return "a group cannot be null on the command line: leave it out with '~', as in '~strategy' or '~logger'"
     if isinstance(error, RankDiedError):
         return str(error)
     if isinstance(error, _MISTAKES) and _raised_in(error, _CHECKING):

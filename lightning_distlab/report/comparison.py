@@ -19,7 +19,7 @@ _COSTS = (
 )
 FOOTER = (
     "± is the sample standard deviation over seeds. Payload ratio: dense bytes of all gradients / bytes of what was "
-    "made of them, headers included. MiB sent/rank: everything that a rank really sent, the way the collective sends it. "
+    "made of them, headers included. MiB sent/rank: all that a rank really sent, the way the collective sends it. "
     "Codec ms: compression and decoding over the whole run. - : not counted by this strategy."
 )
 _DEFAULT_METRICS = ("test/acc", "val/acc", "val/loss")

@@ -169,20 +169,19 @@ def active_children() -> ChildProcesses | None:
 
 
 def open_children(first_rank: int, timeout_s: float, job: str | None) -> ChildProcesses:
-    """Make the group of children for a new job; a job before it that nobody closed is closed first."""
+    """Make the group of children for a new job."""
     global _active
-    if _active is not None:
-        close_job()
+    assert _active is None, "the job before must be closed"
     _active = ChildProcesses(first_rank, timeout_s, job)
     atexit.register(_close_at_exit)
     return _active
 
 
-def close_job(*, failed: bool = False) -> None:
+def close_job(*, failed: bool = False, meet: bool = True) -> None:
     """End the distributed part of a job on this rank, so that the next job of this process starts from nothing.
 
-    All ranks meet (unless `failed`), the process group is destroyed, children are waited for, environment variables and
-    thread counts return to their former values. Harmless when nothing is open.
+    All ranks meet (unless `failed`, or not `meet`), the process group is destroyed, children are waited for,
+    environment variables and thread counts return to their former values. Harmless when nothing is open.
 
     Raises:
         RankDiedError: If the job went well here but a child ended with an error.
@@ -191,7 +190,7 @@ def close_job(*, failed: bool = False) -> None:
     children, _active = _active, None
     try:
         if dist.is_available() and dist.is_initialized():
-            if not failed:
+            if meet and not failed:
                 _meet()
             dist.destroy_process_group()
     except RuntimeError as error:

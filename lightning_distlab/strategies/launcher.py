@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
@@ -56,7 +57,9 @@ class HydraSafeLauncher(_SubprocessScriptLauncher):
         self._job = _job_identity()
         earlier = active_children()
         if earlier is not None and earlier.job != self._job:
-            close_job(failed=True)  # a job of a user's own Hydra sweep ended and nobody said so
+            # A job of a user's own Hydra sweep ended and nobody said so; its children may have been ahead of rank 0.
+            with suppress(RankDiedError):  # told already when it happened, and no fault of the new job
+                close_job(failed=earlier.failed, meet=False)
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:

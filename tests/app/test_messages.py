@@ -55,6 +55,15 @@ def test_more_devices_than_exist_is_one_line(there, devices, monkeypatch):
     assert "trainer.accelerator=cpu" in line
 
 
+def test_a_missing_checkpoint_is_found_missing_before_anything_starts():
+    line = _line("ckpt_path=nowhere/last.ckpt")
+    assert line.startswith("ckpt_path=nowhere/last.ckpt: there is no such file")
+
+
+def test_a_group_set_to_null_says_how_to_leave_it_out():
+    assert "~strategy" in _line("strategy=null")
+
+
 def test_a_foreign_target_is_one_line():
     assert "allow-list" in _line("model._target_=os.getcwd")
 
