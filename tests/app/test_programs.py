@@ -13,7 +13,7 @@ import pytest
 from lightning_distlab.report.wandb_files import find_wandb_files, read_wandb_run
 from tests.app.compose import ROOT
 
-pytestmark = [pytest.mark.popen, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.popen, pytest.mark.timeout(300)]
 SHORT = ("trainer.max_epochs=1", "trainer.limit_train_batches=6", "data.num_workers=0")
 
 
@@ -67,11 +67,28 @@ def test_train_evaluate_and_resume_in_one_folder_each(tmp_path):
     assert _summary(evaluation)["last"]["test/acc"] == pytest.approx(summary["last"]["test/acc"], abs=1e-6)
     assert read_wandb_run(*find_wandb_files(evaluation)).job_type == "eval"
 
-    resumed = ("trainer.max_epochs=2", "trainer.limit_train_batches=6", f"ckpt_path={last}", "test=false")
+    # resumed by forked workers, from what started programs have saved
+    resumed = (
+        "trainer.max_epochs=2",
+        "trainer.limit_train_batches=6",
+        f"ckpt_path={last}",
+        "strategy.start_method=fork",
+    )
     text = _run(tmp_path, "train.py", "strategy=dgc_ring", *resumed)
     assert "epoch 2/2" in text
     assert "epoch 1/2" not in text
-    assert sorted(_summary(folder)["steps"] for folder in _jobs(tmp_path / "train")) == [6, 12]
+    (second,) = [job for job in _jobs(tmp_path / "train") if job != folder]
+    _check_workers(second, steps=12)
+
+
+def _check_workers(folder: Path, steps: int) -> None:
+    """A job whose ranks were forked or spawned is as complete as any."""
+    summary = _summary(folder)
+    assert (summary["world_size"], summary["steps"]) == (2, steps)
+    assert "test/acc" in summary["last"]
+    assert summary["comm/payload_ratio"] > 100
+    (path,) = find_wandb_files(folder)
+    assert read_wandb_run(path).summary["last/test/acc"] == pytest.approx(summary["last"]["test/acc"])
 
 
 def test_a_sweep_over_devices_survives_a_failing_job(tmp_path):
@@ -106,16 +123,10 @@ def test_torchrun_makes_one_folder(tmp_path):
     assert (folder / "train-rank1.log").exists()
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_workers_finish_the_whole_job(start_method, tmp_path):
-    _run(tmp_path, "train.py", "strategy=dgc_ring", f"strategy.start_method={start_method}", *SHORT)
+def test_spawned_workers_finish_the_whole_job(tmp_path):
+    _run(tmp_path, "train.py", "strategy=dgc_ring", "strategy.start_method=spawn", *SHORT)
     (folder,) = _jobs(tmp_path)
-    summary = _summary(folder)
-    assert (summary["world_size"], summary["steps"]) == (2, 6)
-    assert "test/acc" in summary["last"]
-    assert summary["comm/payload_ratio"] > 100
-    (path,) = find_wandb_files(folder)
-    assert read_wandb_run(path).summary["last/test/acc"] == pytest.approx(summary["last"]["test/acc"])
+    _check_workers(folder, steps=6)
 
 
 def test_a_killed_rank_is_named_and_the_rest_ends(tmp_path):
