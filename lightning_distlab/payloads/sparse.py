@@ -49,6 +49,10 @@ class SparsePayload(Payload):
     limit: int
     wire: Wire = field(default_factory=Wire)
 
+    def __post_init__(self) -> None:
+        """Name the codecs that `exact` stands for."""
+        object.__setattr__(self, "wire", self.wire.resolved(exact_codec(self.values.dtype)))
+
     @property
     @override
     def length(self) -> int:
