@@ -29,8 +29,8 @@ class LineProgress(ProgressBar):
         self._enabled = False
 
     @property
-    @override
     def is_enabled(self) -> bool:
+        """Whether lines are printed; Lightning asks."""
         return self._enabled
 
     @override

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import GradBucket
+from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
@@ -90,7 +90,7 @@ class BucketAdapter(Adapter):
             self._names[id(parameter)]: gradient for parameter, gradient in zip(parameters, gradients, strict=True)
         }
         self.engine.submit({self.engine.driver.ranks[0]: named})
-        devices = [buffer.device] if buffer.device.type == "cuda" else []
+        devices: list[int | str | torch.device] = [buffer.device] if buffer.device.type == "cuda" else []
         future: Future[Tensor] = Future(devices=devices)
         self._waiting.append((buffer, future))
         if bucket.is_last():

@@ -16,7 +16,14 @@ from hydra.utils import to_absolute_path
 from omegaconf import OmegaConf
 
 # Settings that say where a job runs or how a sweep is spread. A child gets its own values for these.
-_OWNED = ("hydra.run.", "hydra.sweep.", "hydra.mode", "hydra.output_subdir", "hydra.job.name", "hydra.job.num")
+_OWNED: tuple[str, ...] = (
+    "hydra.run.",
+    "hydra.sweep.",
+    "hydra.mode",
+    "hydra.output_subdir",
+    "hydra.job.name",
+    "hydra.job.num",
+)
 _OWNED += ("hydra.job.id", "hydra.sweeper", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
 
 
@@ -49,7 +56,7 @@ def _hydra_command(local_rank: int) -> tuple[list[str], str]:
     # a job of a sweep may use its number in the configuration; a plain run has none
     for key in ("num", "id"):
         if not OmegaConf.is_missing(hydra.job, key):
-            command.append(f"hydra.job.{key}={hydra.job[key]}")
+            command.append(f"hydra.job.{key}={getattr(hydra.job, key)}")
     return command, str(hydra.runtime.cwd)
 
 

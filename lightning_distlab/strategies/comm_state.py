@@ -24,10 +24,10 @@ def gather_states(states: States, rank: int, world_size: int, device: torch.devi
     Sent as plain bytes behind a JSON description; nothing is unpickled.
     """
     if rank != 0:
-        header, body = _pack(states)
-        sizes = torch.tensor([len(header), body.numel()], dtype=torch.int64, device=device)
-        dist.send(sizes, 0)
-        dist.send(torch.frombuffer(bytearray(header), dtype=torch.uint8).to(device), 0)
+        description, body = _pack(states)
+        header = torch.frombuffer(bytearray(description), dtype=torch.uint8)
+        dist.send(torch.tensor([header.numel(), body.numel()], dtype=torch.int64, device=device), 0)
+        dist.send(header.to(device), 0)
         if body.numel():
             dist.send(body.to(device), 0)
         return None

@@ -109,7 +109,7 @@ class CompressedStrategy(DDPStrategy):
         super().__init__(
             process_group_backend=process_group_backend,
             timeout=timedelta(seconds=timeout_s),
-            start_method=start_method,  # type: ignore[arg-type]
+            start_method=start_method,
             find_unused_parameters=find_unused_parameters,
             bucket_cap_mb=bucket_cap_mb,
             broadcast_buffers=False,
