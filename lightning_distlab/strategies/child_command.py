@@ -16,7 +16,8 @@ from hydra.utils import to_absolute_path
 from omegaconf import OmegaConf
 
 # Settings that say where a job runs or how a sweep is spread. A child gets its own values for these.
-_OWNED: tuple[str, ...] = (
+_OWNED: tuple[str, ...]
+_OWNED = (
     "hydra.run.",
     "hydra.sweep.",
     "hydra.mode",

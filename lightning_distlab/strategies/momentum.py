@@ -114,7 +114,7 @@ def _check_other(optimizer: Optimizer, compressor: str) -> None:
             )
     rank_zero_warn(
         f"{compressor} with {type(optimizer).__name__}: no momentum correction is defined for it, so gradients get "
-        f"plain error feedback, and its second moment sees the spikes of late entries. SGD is what the method was made for."
+        f"plain error feedback, and its second moment sees the spikes of late entries. The method was made for SGD."
     )
 
 

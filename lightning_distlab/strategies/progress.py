@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def global_seed() -> int:
     """What `seed_everything` was given, else 0."""
-    return int(os.environ.get("PL_GLOBAL_SEED", 0))
+    return int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
 
 def epoch_fraction(trainer: pl.Trainer) -> float:
