@@ -68,6 +68,13 @@ class Scratch:
             self._buffers[key] = buffer
         return buffer[: like.numel()]
 
+    def raw(self, size: int) -> Tensor:
+        """`size` uninitialised bytes in main memory, valid until the next request."""
+        key = (torch.uint8, torch.device("cpu"), "raw")
+        if key not in self._buffers or self._buffers[key].numel() < size:
+            self._buffers[key] = torch.empty(size, dtype=torch.uint8)
+        return self._buffers[key][:size]
+
 
 @dataclass
 class Step:

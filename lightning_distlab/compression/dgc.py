@@ -14,7 +14,7 @@ from lightning_distlab.compression import checks
 from lightning_distlab.compression.averaging import dense_average, entries, put_back, write_average
 from lightning_distlab.compression.base import Compression, Compressor, Hyper, Param, State, Step
 from lightning_distlab.compression.exclusion import Exclusion
-from lightning_distlab.compression.selection import top_k
+from lightning_distlab.compression.selection import SCRATCH_BYTES, top_k
 from lightning_distlab.compression.warmup import SparsityWarmup
 from lightning_distlab.payloads import DensePayload, Op, Reply, Request, RoundSpec, SparsePayload, accumulation_dtype
 
@@ -177,7 +177,7 @@ class DGC(Compressor):
         if everything:
             payload = DensePayload(candidate.clone())
         else:
-            indices = top_k(candidate, count, seed=step.index)
+            indices = top_k(candidate, count, scratch=step.scratch.raw(SCRATCH_BYTES), seed=step.index)
             payload = SparsePayload(indices, candidate[indices], grad.numel(), count)
         reply: Reply = yield Request(Op.SUM, payload, final=True)
 

@@ -14,7 +14,7 @@ from lightning_distlab.compression.averaging import dense_average, entries, put_
 from lightning_distlab.compression.base import Compression, Compressor, Param, State, Step
 from lightning_distlab.compression.exclusion import Exclusion
 from lightning_distlab.compression.global_cut import counts_of_global_top_k
-from lightning_distlab.compression.selection import top_k
+from lightning_distlab.compression.selection import SCRATCH_BYTES, top_k
 from lightning_distlab.payloads import DensePayload, Op, Reply, Request, RoundSpec, SparsePayload, accumulation_dtype
 
 SCOPES = ("global", "tensor")
@@ -118,7 +118,7 @@ class Sparse(Compressor):
         if everything:
             payload = DensePayload(candidate.clone())
         else:
-            indices = top_k(candidate, count, seed=step.index)
+            indices = top_k(candidate, count, scratch=step.scratch.raw(SCRATCH_BYTES), seed=step.index)
             payload = SparsePayload(indices, candidate[indices], numel, limit)
         reply: Reply = yield Request(Op.SUM, payload, final=True)
 
