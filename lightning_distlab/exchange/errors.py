@@ -25,9 +25,11 @@ class RankLostError(RuntimeError):
             who = f"Ranks {', '.join(map(str, self.ranks))} were lost"
         else:
             who = "The connection between ranks was lost, though all of them still answer,"
+        # Rank 0 serves the store in which survivors tell each other what they know.
+        hint = " Where another rank was lost first, the log of rank 0 names it." if 0 in self.ranks else ""
         super().__init__(
             f"{who} during {exchange}. Look into the log of that rank for the reason, then resume from the last "
-            f"checkpoint. The backend said: {cause}"
+            f"checkpoint.{hint} The backend said: {cause}"
         )
 
     def __reduce__(self) -> tuple[object, ...]:

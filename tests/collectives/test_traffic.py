@@ -88,11 +88,10 @@ def test_sum_bytes_is_exact_for_disjoint_supports(collective, world):
 
     books, _ = accounts(collective, [contribution(rank) for rank in range(world)])
     for rank, book in enumerate(books):
-        payload_bytes = book.bytes_sent - SPARSE_HEADER * book.messages
+        measured = book.bytes_sent - SPARSE_HEADER * book.messages
         density = per_chunk * world / size
-        assert payload_bytes == pytest.approx(
-            collective.sum_bytes(world, size, density, 12.0, 8.0, rank=rank), abs=1e-6
-        )
+        formula = collective.sum_bytes(world, size, density, 12.0, 8.0, rank=rank)
+        assert measured == pytest.approx(formula, abs=1e-6)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -132,7 +131,9 @@ def test_clock_follows_latency_and_bandwidth(collective, world):
     assert driver.ledger.exchange_s == driver.clock_s
 
 
-@pytest.mark.parametrize(("collective", "world"), [(Ring(), 256), (RecursiveDoubling(), 1024)], ids=lambda v: str(v))
+@pytest.mark.parametrize(
+    ("collective", "world"), [(Ring(), 256), (RecursiveDoubling(), 1024)], ids=["ring", "recursive_doubling"]
+)
 def test_hundreds_of_ranks_in_one_process(collective, world):
     """1,024 ranks of a ring exchange two million messages; `benchmarks/collectives_scale.py` plays them."""
     size = world

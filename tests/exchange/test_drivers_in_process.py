@@ -56,8 +56,7 @@ def test_native_result_leaves_contributions_alone():
 
 
 def scripted(*rounds):
-    for item in rounds:
-        yield item
+    yield from rounds
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ from lightning_distlab.collectives.base import NativeRound, Receive, Round
 from lightning_distlab.exchange.driver import Driver, Running, Ticket
 from lightning_distlab.exchange.errors import RankLostError
 from lightning_distlab.exchange.ledger import Account, Ledger
-from lightning_distlab.exchange.lost_ranks import name_missing_ranks
+from lightning_distlab.exchange.lost_ranks import name_missing_ranks, someone_broke_off
 from lightning_distlab.payloads import DensePayload, Op, Payload
 
+_LOOK_ROUND = timedelta(seconds=0.5)
 _REDUCE = {Op.SUM: dist.ReduceOp.SUM, Op.MAX: dist.ReduceOp.MAX}
 
 
@@ -127,7 +129,7 @@ class TorchDriver(Driver):
         if posted is None:
             return
         if isinstance(posted, NativeRound):
-            self._wait(exchange.incoming[0], exchange)
+            self._wait_native(exchange.incoming[0], exchange)
             assert isinstance(posted.payload, DensePayload)
             values = posted.payload.values
             self._record_native(self.rank, posted.op, values.numel() * values.element_size())
@@ -249,15 +251,30 @@ class TorchDriver(Driver):
             self._wait(exchange.outgoing.popleft(), exchange)
 
     def _wait(self, flight: _Flight, exchange: _Open) -> None:
+        """Wait for one message."""
         started = time.perf_counter()
         try:
             flight.work.wait()
         except RuntimeError as error:
-            raise self._lost(None if flight.peer < 0 else flight.peer, exchange, error) from error
+            raise self._lost(flight.peer, exchange, error) from error
+        self.ledger.exchange_s += time.perf_counter() - started
+
+    def _wait_native(self, flight: _Flight, exchange: _Open) -> None:
+        """Wait for a collective of the backend; on gloo, look now and then whether others have given it up."""
+        started = time.perf_counter()
+        while True:
+            try:
+                flight.work.wait(*([] if self._fixed_length else [_LOOK_ROUND]))
+                break
+            except RuntimeError as error:
+                # Work that failed is completed; work that is merely not ready goes on behind the short timeout.
+                over = self._fixed_length or flight.work.is_completed()
+                if over or someone_broke_off(distributed_c10d._get_default_store()):
+                    raise self._lost(None, exchange, error) from error
         self.ledger.exchange_s += time.perf_counter() - started
 
     def _lost(self, peer: int | None, exchange: _Open, cause: RuntimeError) -> RankLostError:
-        """The error that names who is gone; leaves a note for the others and closes this rank's connections."""
+        """The error that names who is gone; leaves a note for the others."""
         ranks = dist.get_process_group_ranks(self.group)
         missing = name_missing_ranks(
             distributed_c10d._get_default_store(),
@@ -265,7 +282,6 @@ class TorchDriver(Driver):
             ranks[self.rank],
             suspect=None if peer is None else ranks[peer],
             grace_s=self.grace_s,
-            let_go=self.group.abort,
         )
         step, bucket = exchange.key
         what = f"{exchange.label} on axis {self.axis!r} (step {step}, bucket {bucket}, round {exchange.rounds})"
