@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 State = dict[str, Any]
 """One stream's position, by library."""
@@ -83,6 +84,30 @@ class RngStreams:
             raise ValueError(f"unknown random stream {name!r}: there are {', '.join(map(repr, self.names))}")
 
 
+class RankStreams(RngStreams):
+    """Streams of ranks that one process plays: outside their blocks it stands where rank 0 does.
+
+    What is drawn there (the seed of a validation loader, noise in a callback) every rank of a real run draws by
+    itself. So streams that stood where rank 0's did move along with it; one that had drawn differently stays.
+    """
+
+    @contextmanager
+    @override
+    def use(self, name: Hashable) -> Iterator[None]:
+        self._check(name)
+        self._move_along()
+        with super().use(name):
+            yield
+        set_state(self._states[self.names[0]])
+
+    def _move_along(self) -> None:
+        """Follow what was drawn outside since the last block."""
+        first = self._states[self.names[0]]
+        if self._active is not None or _same(now := get_state(), first):
+            return
+        self._states = {n: now if _same(state, first) else state for n, state in self._states.items()}
+
+
 def get_state() -> State:
     """The random state of this process: torch CPU, torch's current CUDA device (if CUDA was used), numpy, Python."""
     return {
@@ -100,6 +125,15 @@ def set_state(state: State) -> None:
         torch.cuda.set_rng_state(state["cuda"])
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
+
+
+def _same(a: State, b: State) -> bool:
+    """Whether two states are one position."""
+    if a is b:
+        return True
+    cuda = a["cuda"] is b["cuda"] or (a["cuda"] is not None and b["cuda"] is not None and a["cuda"].equal(b["cuda"]))
+    keys = np.array_equal(a["numpy"][1], b["numpy"][1]) and a["numpy"][2:] == b["numpy"][2:]
+    return bool(cuda and keys and torch.equal(a["torch"], b["torch"]) and a["python"] == b["python"])
 
 
 def _to_saved(state: State) -> State:

@@ -32,7 +32,7 @@ from lightning_distlab.exchange.engine import Engine
 from lightning_distlab.exchange.ledger import Ledger
 from lightning_distlab.parallel.loss import LossContract
 from lightning_distlab.parallel.mesh import Mesh
-from lightning_distlab.parallel.rng import RngStreams
+from lightning_distlab.parallel.rng import RankStreams
 from lightning_distlab.payloads import Wire
 from lightning_distlab.strategies import compat
 from lightning_distlab.strategies.adapters import Adapter, BucketAdapter, NamedAdapter, StepFacts
@@ -246,9 +246,9 @@ class CompressedStrategy(DDPStrategy):
             return BucketAdapter(engine, self._facts, self._names, self.model)
         return NamedAdapter(engine, self._facts, self._names, self._bucket_bytes)
 
-    def _streams(self, engine: Engine) -> RngStreams:
+    def _streams(self, engine: Engine) -> RankStreams:
         if not hasattr(self, "_rng"):
-            self._rng = RngStreams(self.virtual_ranks)
+            self._rng = RankStreams(self.virtual_ranks)
         return self._rng
 
     def _announcement(self, engine: Engine) -> str:
@@ -283,7 +283,7 @@ class CompressedStrategy(DDPStrategy):
         if self.virtual_ranks == 1 or trainer is None or not trainer.training:
             return dataloader
         if not hasattr(self, "_rng"):
-            self._rng = RngStreams(self.virtual_ranks)
+            self._rng = RankStreams(self.virtual_ranks)
         return VirtualLoader(dataloader, self._rng, self.virtual_ranks)  # type: ignore[arg-type]
 
     @override

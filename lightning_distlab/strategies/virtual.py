@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 from typing_extensions import override
 
 from lightning_distlab.exchange.engine import Engine, Outcome
-from lightning_distlab.parallel.rng import RngStreams
+from lightning_distlab.parallel.rng import RankStreams
 from lightning_distlab.strategies.adapters import Adapter, StepFacts, exchange_named
 from lightning_distlab.strategies.compat import with_sampler
 from lightning_distlab.strategies.progress import global_seed
@@ -34,7 +34,7 @@ class VirtualLoader:
         ValueError: The loader cannot be divided by index.
     """
 
-    def __init__(self, loader: DataLoader[Any], streams: RngStreams, ranks: int) -> None:
+    def __init__(self, loader: DataLoader[Any], streams: RankStreams, ranks: int) -> None:
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             raise ValueError(
                 "virtual_ranks needs a train DataLoader over a dataset with a length and indices, to give each rank "
@@ -116,7 +116,7 @@ class VirtualAdapter(Adapter):
         facts: Callable[[], StepFacts],
         names: Mapping[int, str],
         module: nn.Module,
-        streams: RngStreams,
+        streams: RankStreams,
         bucket_bytes: int,
     ) -> None:
         super().__init__(engine, facts, names)
