@@ -45,7 +45,8 @@ class Before(pl.Callback):
 
     def held(self, trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, torch.Tensor]:
         strategy = trainer.strategy
-        assert isinstance(strategy, CompressedStrategy) and strategy.engine is not None
+        assert isinstance(strategy, CompressedStrategy)
+        assert strategy.engine is not None
         held = {f"w/{n}": p.detach().clone() for n, p in module.named_parameters()}
         for rank in strategy.engine.driver.ranks:
             for name, state in strategy.engine.state_dict(rank).items():

@@ -74,8 +74,8 @@ class Images(Small):
     """Convolution, BatchNorm, dropout, shuffled data: everything that depends on a rank's own random numbers."""
 
     def __init__(self, p: float = 0.3, **options: Any) -> None:
-        super().__init__(partial(images_net, p), OPTIMIZERS["nesterov and weight decay"], dtype=torch.float32, features=64,
-                         shuffle=True, **options)  # fmt: skip
+        optimizer = OPTIMIZERS["nesterov and weight decay"]
+        super().__init__(partial(images_net, p), optimizer, dtype=torch.float32, features=64, shuffle=True, **options)
 
 
 def images_net(p: float) -> nn.Module:
