@@ -72,17 +72,22 @@ class MomentumLoan:
                 )
 
     def refresh(self) -> None:
-        """Read the param_groups, unless they are lent out at the moment."""
+        """Read the param_groups, or what was borrowed from them at the start of a step that is still under way.
+
+        Lightning runs the backward pass inside of `optimizer.step`, so a parameter that was unfrozen just before its
+        first step is seen here while the groups are lent.
+        """
         for optimizer in self._optimizers:
-            if not isinstance(optimizer, SGD) or id(optimizer) in self._lent:
+            if not isinstance(optimizer, SGD):
                 continue
-            for group in optimizer.param_groups:
+            values = self._lent.get(id(optimizer), optimizer.param_groups)
+            for group, own in zip(optimizer.param_groups, values, strict=True):
                 for weight in group["params"]:
                     param = self._params.get(self._names.get(id(weight), ""))
                     if param is not None:
-                        param.hyper.momentum = float(group["momentum"])
-                        param.hyper.nesterov = bool(group["nesterov"])
-                        param.hyper.weight_decay = float(group["weight_decay"])
+                        param.hyper.momentum = float(own["momentum"])
+                        param.hyper.nesterov = bool(own["nesterov"])
+                        param.hyper.weight_decay = float(own["weight_decay"])
 
     def _borrow(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.refresh()

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -34,7 +35,7 @@ def one_device(case: Case) -> None:
 
 @thing("more devices than exist: Lightning refuses")
 def too_many_devices(case: Case) -> None:
-    with pytest.raises(MisconfigurationException, match="(?i)gpu"):
+    with pytest.raises(MisconfigurationException, match=r"(?i)gpu"):
         case.trainer(accelerator="gpu", devices=1000)
 
 
@@ -65,9 +66,7 @@ def nodes(case: Case) -> None:
 @functools.cache
 def _two_nodes() -> dict[str, list]:
     """Weights of both nodes' ranks, for all columns with real ranks; two torchruns for all of them."""
-    import torch
-
-    with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     folder = Path(tempfile.mkdtemp())
     run = (sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1")
