@@ -1,0 +1,103 @@
+"""Names that users write: adding to them is a decision, and taking one away breaks somebody's program."""
+
+import importlib
+import inspect
+
+import pytest
+from lightning.pytorch.strategies import StrategyRegistry
+
+import lightning_distlab
+from lightning_distlab.strategies import NAMES
+
+PUBLIC = {
+    "lightning_distlab": {"CompressedStrategy", "DGCStrategy", "LightningDDP", "SparseStrategy", "__version__"},
+    "lightning_distlab.strategies": {"NAMES", "CompressedStrategy", "DGCStrategy", "LightningDDP", "SparseStrategy"},
+    "lightning_distlab.app": {
+        "JobResult",
+        "TargetNotAllowedError",
+        "allow_targets",
+        "evaluate",
+        "guarded",
+        "instantiate",
+        "register_resolvers",
+        "run_job",
+        "train",
+    },
+    "lightning_distlab.compression": {
+        "COMPRESSORS",
+        "DGC",
+        "Compression",
+        "Compressor",
+        "Hyper",
+        "NoCompression",
+        "Param",
+        "Scratch",
+        "Sparse",
+        "State",
+        "Step",
+    },
+    "lightning_distlab.collectives": {
+        "COLLECTIVES",
+        "Collective",
+        "Exchange",
+        "Gather",
+        "Native",
+        "NativeRound",
+        "Receive",
+        "RecursiveDoubling",
+        "Ring",
+        "Round",
+        "check_pair",
+        "combine",
+        "legal_collectives",
+    },
+    "lightning_distlab.payloads": {
+        "COMPACT_WIRE",
+        "PAPER_WIRE",
+        "Bundle",
+        "DensePayload",
+        "Flags",
+        "Op",
+        "Payload",
+        "Reply",
+        "Request",
+        "RoundSpec",
+        "SparsePayload",
+        "Traits",
+        "Wire",
+        "accumulation_dtype",
+        "even_bounds",
+    },
+}
+REGISTERED = {
+    "distlab_ddp",
+    "lightning_ddp",
+    "dgc_ring",
+    "dgc_gather",
+    "dgc_recursive_doubling",
+    "sparse_ring",
+    "sparse_gather",
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names(module):
+    imported = importlib.import_module(module)
+    assert set(imported.__all__) == PUBLIC[module]
+    assert all(hasattr(imported, name) for name in imported.__all__)
+
+
+def test_registered_names_are_known_to_lightning():
+    assert set(NAMES) == REGISTERED
+    assert set(StrategyRegistry.available_strategies()) >= REGISTERED
+
+
+def test_first_arguments_of_the_strategies():
+    first = {
+        "DGCStrategy": ["density", "collective", "wire"],
+        "SparseStrategy": ["density", "collective", "wire"],
+        "CompressedStrategy": ["compressor", "collective", "wire"],
+    }
+    for name, expected in first.items():
+        parameters = list(inspect.signature(getattr(lightning_distlab, name).__init__).parameters)
+        assert parameters[1:4] == expected
