@@ -10,11 +10,11 @@ Two gloo ranks, one thread each, train the same network under four strategies in
   `broadcast_buffers=False`, which spares a network with running statistics one broadcast per step;
 - stock: `DDPStrategy` as it is.
 
-Each has a Trainer of its own, and all four fits are open at once over one process group: each runs in a thread, and only
-the one that holds the turn moves, for a block of steps of Lightning's own training loop. A pair is one block of each in
-ABBA order, so that drift of the machine's speed cancels. Reported: the median over pairs of ours / lean, the upper end
-of its 95 % bootstrap interval, the medians of stock / lean and ours / matched, and ours / lean in processor seconds of
-both ranks, which other programs on the machine disturb less.
+Each has a Trainer of its own, and all four fits are open at once over one process group: each runs in a thread, and
+only the one that holds the turn moves, for a block of steps of Lightning's own training loop. A pair is one block of
+each in ABBA order, so that drift of the machine's speed cancels. Reported: the median over pairs of ours / lean, the
+upper end of its 95 % bootstrap interval, the medians of stock / lean and ours / matched, and ours / lean in processor
+seconds of both ranks, which other programs on the machine disturb less.
 """
 
 from __future__ import annotations
@@ -228,8 +228,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = [measure(network, options) for network in options.networks]
-    columns = ("network", "pairs", "lean ms/step", "ours / lean", "95 % bound", "stock / lean", "ours / matched")
-    table = Table(*columns, "processor time, ours / lean", title="Overhead")
+    columns = (
+        "network",
+        "pairs",
+        "lean ms",
+        "ours/lean",
+        "95 % bound",
+        "stock/lean",
+        "ours/matched",
+        "CPU s, ours/lean",
+    )
+    table = Table(*columns, title="Time per step")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     Console().print(table)

@@ -114,6 +114,8 @@ class Compressor(ABC):
         owns_momentum: Momentum and weight decay of SGD act inside the compressor; the optimizer must not apply them.
         needs_whole_gradient: `observe` has to see all gradients before the first tensor is compressed, which rules out
             overlap with the backward pass.
+        fuses: Treats elements one by one, without state and without regard to `Param`: adjacent tensors of a bucket
+            may be handed over as one, under the name of the first.
         refuses_clipping: Why `Trainer(gradient_clip_val=...)` makes no sense with it, or None.
     """
 
@@ -121,6 +123,7 @@ class Compressor(ABC):
     rounds: tuple[RoundSpec, ...]
     owns_momentum: bool = False
     needs_whole_gradient: bool = False
+    fuses: ClassVar[bool] = False
     refuses_clipping: str | None = None
 
     def init_state(self, param: Param) -> State:

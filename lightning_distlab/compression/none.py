@@ -20,6 +20,7 @@ class NoCompression(Compressor):
     """
 
     name: ClassVar[str] = "none"
+    fuses: ClassVar[bool] = True
     rounds: tuple[RoundSpec, ...] = (RoundSpec(Op.SUM, DensePayload),)
 
     @override

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import isfinite
 
 import torch
 from torch import Tensor
 
 from lightning_distlab.collectives.base import Collective, NativeRound, Round
 from lightning_distlab.compression.base import Compression, Compressor, Param, State, Step
+from lightning_distlab.exchange.flat import adjacent_runs, joined
 from lightning_distlab.exchange.ledger import Ledger
 from lightning_distlab.payloads import Bundle, DensePayload, Flags, Op, Payload, Reply, Request, Wire
 
@@ -38,13 +40,15 @@ class Pending:
 
     Attributes:
         entries: The tensors.
-        running: Their compressors, each waiting at its final request.
+        units: Positions of the tensors that each compressor handles.
+        running: The compressors, each waiting at its final request.
         replies: What each is going to be sent.
         flags: OR over all ranks.
         present: Bit i: some rank had a gradient for tensor i.
     """
 
     entries: Sequence[Entry]
+    units: list[list[int]]
     running: list[Compression]
     replies: list[Reply]
     flags: Flags
@@ -60,16 +64,18 @@ class Pending:
             The entries that now hold an average.
         """
         averaged = []
-        for position, (entry, running, reply) in enumerate(zip(self.entries, self.running, self.replies, strict=True)):
-            if not present >> position & 1:
+        for positions, running, reply in zip(self.units, self.running, self.replies, strict=True):
+            # Tensors of one unit are all present here, hence all or none of its bits are set.
+            if not present >> positions[0] & 1:
                 running.close()
                 continue
             try:
                 running.send(reply)
             except StopIteration:
-                averaged.append(entry)
+                averaged += [self.entries[position] for position in positions]
             else:
-                raise AssertionError(f"{entry.param.name}: the compressor asked again after its final request")
+                name = self.entries[positions[0]].param.name
+                raise AssertionError(f"{name}: the compressor asked again after its final request")
         return averaged
 
     def abandon(self) -> None:
@@ -78,12 +84,23 @@ class Pending:
             running.close()
 
 
-def is_finite(tensor: Tensor) -> bool:
-    """Whether no element is NaN or infinite: one reading pass, since a sum keeps either.
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether no element is NaN or infinite: one reading pass, since a sum keeps either, and one answer of the device.
 
-    A finite tensor whose sum overflows fp32 (values beyond 1e30) counts as not finite.
+    Finite tensors whose sum overflows fp32 (values beyond 1e30) count as not finite.
     """
-    return bool(torch.isfinite(tensor.sum(dtype=None if tensor.dtype == torch.float64 else torch.float32)))
+    if not tensors:
+        return True
+    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    sums = [joined([tensors[i] for i in run]).sum(dtype=dtype) for run in adjacent_runs(tensors)]
+    return isfinite(sums[0] if len(sums) == 1 else torch.stack(sums).sum())
+
+
+def _units(entries: Sequence[Entry], compressor: Compressor) -> list[list[int]]:
+    """Positions of the tensors that one running compressor handles together."""
+    if not compressor.fuses or not all(entry.present for entry in entries):
+        return [[position] for position in range(len(entries))]
+    return adjacent_runs([entry.grad for entry in entries])
 
 
 def exchange_bucket(
@@ -110,15 +127,20 @@ def exchange_bucket(
         The bucket, waiting for the verdict on the step.
     """
     present = sum(1 << position for position, entry in enumerate(entries) if entry.present)
-    if collective.carries_headers and not all(is_finite(entry.grad) for entry in entries):
+    if collective.carries_headers and not all_finite([entry.grad for entry in entries]):
         # The step is lost on all ranks; this one still has to send messages of the right form.
         flags |= Flags.NONFINITE
         for entry in entries:
             entry.grad.zero_()
-    running = [compressor.exchange(entry.grad, entry.state, entry.param, step) for entry in entries]
+    units = _units(entries, compressor)
+    running = []
+    for positions in units:
+        first = entries[positions[0]]
+        grad = joined([entries[position].grad for position in positions])
+        running.append(compressor.exchange(grad, first.state, first.param, step))
     requests: list[Request] = [next(generator) for generator in running]
     replies: dict[int, Reply] = {}
-    waiting = list(range(len(entries)))
+    waiting = list(range(len(units)))
     while waiting:
         answers: dict[int, Reply] = {}
         for op, members in _by_operation(waiting, requests):
@@ -137,11 +159,11 @@ def exchange_bucket(
                 waiting.remove(i)
             else:
                 requests[i] = running[i].send(answers[i])
-    if not collective.carries_headers and not all(
-        is_finite(reply.payload.values) for reply in replies.values() if isinstance(reply.payload, DensePayload)
-    ):
-        flags |= Flags.NONFINITE
-    return Pending(entries, running, [replies[i] for i in range(len(entries))], flags, present)
+    if not collective.carries_headers:
+        answers_in_order = [replies[i].payload for i in range(len(units))]
+        if not all_finite([payload.values for payload in answers_in_order if isinstance(payload, DensePayload)]):
+            flags |= Flags.NONFINITE
+    return Pending(entries, units, running, [replies[i] for i in range(len(units))], flags, present)
 
 
 def _by_operation(waiting: list[int], requests: list[Request]) -> list[tuple[Op, list[int]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 
@@ -27,3 +29,25 @@ def flat_view(tensor: Tensor) -> Tensor:
 def shaped_view(flat: Tensor, like: Tensor) -> Tensor:
     """The inverse of `flat_view`: a vector in memory order, seen in the shape and memory format of `like`."""
     return flat.as_strided(like.shape, like.stride())
+
+
+def adjacent_runs(flats: Sequence[Tensor]) -> list[list[int]]:
+    """Positions of 1-D tensors, grouped where each begins at the end of the one before, in one storage."""
+    runs: list[list[int]] = []
+    before: tuple[object, ...] | None = None
+    for position, flat in enumerate(flats):
+        start = flat.storage_offset()
+        storage = flat.untyped_storage().data_ptr()
+        if before == (storage, flat.dtype, start):
+            runs[-1].append(position)
+        else:
+            runs.append([position])
+        before = (storage, flat.dtype, start + flat.numel())
+    return runs
+
+
+def joined(run: Sequence[Tensor]) -> Tensor:
+    """One view of adjacent 1-D tensors, [sum of numel]."""
+    if len(run) == 1:
+        return run[0]
+    return run[0].as_strided((sum([flat.numel() for flat in run]),), (1,))
