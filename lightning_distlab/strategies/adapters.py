@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from lightning_distlab.exchange.engine import Engine, Gradients, Outcome
 from lightning_distlab.exchange.flat import flat_view
+from lightning_distlab.strategies.checks import check_dense
 
 
 @dataclass
@@ -140,6 +141,8 @@ class NamedAdapter(Adapter):
     def after_backward(self, parameters: Sequence[nn.Parameter]) -> Outcome:
         rank = self.engine.driver.ranks[0]
         own = {self._names[id(parameter)]: parameter for parameter in parameters}
+        for name, parameter in own.items():
+            check_dense(name, parameter.grad)
         facts = self._facts()
         gradients = {rank: {name: parameter.grad for name, parameter in own.items()}}
         outcome = exchange_named(self.engine, gradients, facts, self._bucket_bytes)

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_distlab.collectives import legal_collectives
 from lightning_distlab.collectives.base import Collective, check_pair
 from lightning_distlab.compression.base import Compressor
+from lightning_distlab.strategies.launcher import START_METHODS
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -29,6 +30,8 @@ def check_options(
     bucket_cap_mb: float,
     timeout_s: float,
     find_unused_parameters: bool,
+    check_every: int,
+    start_method: str,
 ) -> None:
     """Check what the constructor of a compressed strategy was given.
 
@@ -63,6 +66,13 @@ def check_options(
         )
     if bucket_cap_mb <= 0:
         raise ValueError(f"bucket_cap_mb={bucket_cap_mb} must be positive; 25 is torch's default.")
+    if not isinstance(check_every, int) or check_every < 0:
+        raise ValueError(f"check_replicas_every_n_steps={check_every!r} must be a whole number; 0 never checks.")
+    if start_method not in START_METHODS:
+        raise ValueError(
+            f"start_method={start_method!r} is unknown{did_you_mean(str(start_method), START_METHODS)}; "
+            f"use one of {', '.join(START_METHODS)}."
+        )
     if timeout_s <= 0:
         raise ValueError(f"timeout_s={timeout_s} must be positive: seconds after which a silent rank counts as lost.")
 
@@ -114,6 +124,19 @@ def check_devices(root_device: torch.device, layer_sync: Any) -> None:
         raise ValueError(
             "sync_batchnorm=True needs GPUs: torch's SyncBatchNorm has no CPU kernel. Set sync_batchnorm=False; "
             "running statistics are averaged over ranks at every evaluation and checkpoint anyway."
+        )
+
+
+def check_dense(name: str, gradient: Tensor | None) -> None:
+    """Refuse a sparse gradient that no layer has announced.
+
+    Raises:
+        ValueError: The gradient's layout is sparse.
+    """
+    if gradient is not None and gradient.layout != torch.strided:
+        raise ValueError(
+            f"The gradient of {name} is sparse ({gradient.layout}), which cannot be exchanged by position. Have it "
+            f"computed densely: sparse=False of embeddings."
         )
 
 

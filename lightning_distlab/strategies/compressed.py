@@ -43,6 +43,7 @@ from lightning_distlab.strategies.momentum import MomentumLoan
 from lightning_distlab.strategies.progress import epoch_fraction, global_seed
 from lightning_distlab.strategies.replicas import average_buffers, check_replicas
 from lightning_distlab.strategies.resume import restore_engine, save_engine, stock_optimizer_state, take_optimizer_state
+from lightning_distlab.strategies.trainable import Trainable
 from lightning_distlab.strategies.virtual import VirtualAdapter, VirtualBatch, VirtualLoader
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,8 @@ class CompressedStrategy(DDPStrategy):
             bucket_cap_mb,
             timeout_s,
             find_unused_parameters,
+            check_replicas_every_n_steps,
+            start_method,
         )
         super().__init__(
             process_group_backend=process_group_backend,
@@ -126,6 +129,7 @@ class CompressedStrategy(DDPStrategy):
         self._adapter: Adapter | None = None
         self._loan: MomentumLoan | None = None
         self._names: dict[int, str] = {}
+        self._takes_part: Trainable | None = None
         self._loaded: Mapping[str, Any] | None = None
         self._loaded_any = False
         self._contracts: list[LossContract] = []
@@ -269,7 +273,7 @@ class CompressedStrategy(DDPStrategy):
             compat.restore_sigterm_broadcast(module.trainer)
         if self._loan is not None:
             self._loan.close()
-        self._loan, self._adapter = None, None
+        self._loan, self._adapter, self._takes_part = None, None, None
         self._loaded, self._loaded_any = None, False
         super().teardown()
         if self._opened_group and dist.is_initialized() and dist.get_world_size() == 1:
@@ -450,9 +454,14 @@ class CompressedStrategy(DDPStrategy):
 
     # --- parameters that come and go
 
-    @staticmethod
-    def _trainable(module: nn.Module) -> list[nn.Parameter]:
-        return [parameter for parameter in module.parameters() if parameter.requires_grad]
+    def _trainable(self, module: nn.Module) -> list[nn.Parameter]:
+        return list(self._by_name(module).values())
+
+    def _by_name(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """Parameters that require gradients."""
+        if self._takes_part is None or self._takes_part.module is not module:
+            self._takes_part = Trainable(module)
+        return self._takes_part.named()
 
     def _follow_requires_grad(self, module: pl.LightningModule) -> None:
         """Take in parameters that were unfrozen, drop the memory of those that were frozen.
@@ -462,7 +471,7 @@ class CompressedStrategy(DDPStrategy):
         """
         engine = self.engine
         assert engine is not None
-        trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        trainable = self._by_name(module)
         if trainable.keys() == engine.params.keys():
             return
         if not module.automatic_optimization:

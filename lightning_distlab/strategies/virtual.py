@@ -14,6 +14,7 @@ from typing_extensions import override
 from lightning_distlab.exchange.engine import Engine, Outcome
 from lightning_distlab.parallel.rng import RankStreams
 from lightning_distlab.strategies.adapters import Adapter, StepFacts, exchange_named
+from lightning_distlab.strategies.checks import check_dense
 from lightning_distlab.strategies.compat import with_sampler
 from lightning_distlab.strategies.progress import global_seed
 
@@ -166,6 +167,7 @@ class VirtualAdapter(Adapter):
         for parameter in parameters:
             name = self._names[id(parameter)]
             gradient, parameter.grad = parameter.grad, None
+            check_dense(name, gradient)
             before = own.get(name)
             if gradient is not None and before is not None:
                 before.add_(gradient)

@@ -147,13 +147,18 @@ def fit(
 
 
 class Saver(pl.Callback):
-    """Saves a whole checkpoint when training ends."""
+    """Saves a whole checkpoint after the last step, within an epoch or, as ModelCheckpoint does, at its end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        trainer.save_checkpoint(self.path)
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == trainer.max_steps and not trainer.is_last_batch:
+            trainer.save_checkpoint(self.path)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if trainer.max_epochs in (-1, trainer.current_epoch + 1) and trainer.is_last_batch:
+            trainer.save_checkpoint(self.path)
 
 
 def same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
