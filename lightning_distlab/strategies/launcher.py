@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessExitedException
 from typing_extensions import override
@@ -100,8 +101,12 @@ class HydraSafeLauncher(_SubprocessScriptLauncher):
         self.procs = children.procs
 
 
+_LEFT = "rank 0 left by SystemExit"
+_STOPPED = "rank 0 stopped after SIGTERM"
+
+
 class ForkSafeLauncher(_MultiProcessingLauncher):
-    """Lightning's fork and spawn launcher, with the dead rank named."""
+    """Lightning's fork and spawn launcher, with the dead rank named, and without waiting for a rank that has left."""
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
@@ -109,6 +114,7 @@ class ForkSafeLauncher(_MultiProcessingLauncher):
 
         Raises:
             RankDiedError: If a worker was killed or ended early.
+            SIGTERMException: If the workers stopped because one of them got SIGTERM.
         """
         if trainer is not None:
             refuse_early(self._strategy, trainer, trainer.lightning_module)
@@ -123,6 +129,33 @@ class ForkSafeLauncher(_MultiProcessingLauncher):
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+    @override
+    def _wrapping_function(
+        self,
+        process_idx: int,
+        trainer: pl.Trainer | None,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        return_queue: Any,
+        global_states: Any = None,
+    ) -> None:
+        try:
+            super()._wrapping_function(process_idx, trainer, function, args, kwargs, return_queue, global_states)
+        except SystemExit as left:
+            # A worker that leaves with exit code 0 has not failed, but the launching process waits for an answer.
+            if process_idx == 0 and not left.code:
+                return_queue.put(_STOPPED if isinstance(left, SIGTERMException) else _LEFT)
+            raise
+
+    @override
+    def _recover_results_in_main_process(self, worker_output: Any, trainer: pl.Trainer) -> None:
+        if worker_output == _STOPPED:
+            raise SIGTERMException
+        if worker_output == _LEFT:
+            raise SystemExit
+        super()._recover_results_in_main_process(worker_output, trainer)
 
 
 def refuse_early(strategy: Strategy, trainer: pl.Trainer, module: pl.LightningModule) -> None:
