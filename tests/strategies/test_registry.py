@@ -180,7 +180,7 @@ def test_unfrozen_parameters_take_part(tmp_path: Path) -> None:
 
 def test_unfrozen_parameters_and_buckets_are_refused_with_the_remedy(tmp_path: Path) -> None:
     strategy = DGCStrategy(0.5, start_method="fork", overlap="bucket")
-    with pytest.raises(Exception, match="2 parameters were unfrozen.*overlap='after_backward'"):
+    with pytest.raises(Exception, match=r"2 parameters were unfrozen.*overlap='after_backward'"):
         fit(tmp_path, Unfreezes(), strategy, 2, steps=6)
 
 
