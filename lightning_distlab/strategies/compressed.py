@@ -41,7 +41,7 @@ from lightning_distlab.strategies.comm_state import KEY
 from lightning_distlab.strategies.launcher import StartMethod, make_launcher
 from lightning_distlab.strategies.momentum import MomentumLoan
 from lightning_distlab.strategies.progress import epoch_fraction, global_seed
-from lightning_distlab.strategies.replicas import average_buffers, check_replicas
+from lightning_distlab.strategies.replicas import average_buffers, check_replicas, check_same_model
 from lightning_distlab.strategies.resume import restore_engine, save_engine, stock_optimizer_state, take_optimizer_state
 from lightning_distlab.strategies.trainable import Trainable
 from lightning_distlab.strategies.virtual import VirtualAdapter, VirtualBatch, VirtualLoader
@@ -219,6 +219,7 @@ class CompressedStrategy(DDPStrategy):
     def configure_ddp(self) -> None:
         module = self.lightning_module
         assert module is not None
+        check_same_model(module, self.root_device)
         if self._uses_buckets(module):
             self.model = self._setup_model(module)
         else:

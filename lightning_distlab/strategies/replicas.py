@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -50,3 +51,26 @@ def check_replicas(parameters: Sequence[Tensor], device: torch.device) -> None:
     different = [rank for rank, other in enumerate(everyone) if not torch.equal(other, everyone[0])]
     if different:
         raise RuntimeError(f"The replicas have drifted apart: ranks {different} differ from rank 0.")
+
+
+def check_same_model(module: nn.Module, device: torch.device) -> None:
+    """Compare names, shapes, dtypes and `requires_grad` of all ranks' parameters, before anything is exchanged.
+
+    Raises:
+        ValueError: They differ; on every rank, with the numbers of each.
+    """
+    named = list(module.named_parameters())
+    text = "\n".join(f"{n} {tuple(p.shape)} {p.dtype} {p.requires_grad}" for n, p in named)
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    trainable = [p.numel() for _, p in named if p.requires_grad]
+    facts = torch.tensor([digest, len(trainable), sum(trainable)], dtype=torch.int64, device=device)
+    everyone = [torch.empty_like(facts) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, facts)
+    different = [rank for rank, other in enumerate(everyone) if not torch.equal(other, everyone[0])]
+    if different:
+        rows = "; ".join(f"rank {r}: {int(everyone[r][1])} of {int(everyone[r][2]):,}" for r in (0, *different[:3]))
+        raise ValueError(
+            f"The model of rank{'s' * (len(different) > 1)} {', '.join(map(str, different))} differs from that of rank "
+            f"0 in the names, shapes, dtypes or requires_grad of its parameters (trainable tensors, of so many "
+            f"elements: {rows}). Build the same model on all ranks."
+        )
