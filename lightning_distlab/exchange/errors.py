@@ -29,7 +29,8 @@ class RankLostError(RuntimeError):
         hint = " Where another rank was lost first, the log of rank 0 names it." if 0 in self.ranks else ""
         super().__init__(
             f"{who} during {exchange}. Look into the log of that rank for the reason, then resume from the last "
-            f"checkpoint.{hint} The backend said: {cause}"
+            f"checkpoint.{hint} A rank that ended without an error had fewer batches than the others: give all the "
+            f"same number (trainer.limit_train_batches, max_steps). The backend said: {cause}"
         )
 
     def __reduce__(self) -> tuple[object, ...]:

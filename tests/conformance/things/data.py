@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conformance.case import Case
-from tests.conformance.networks import Endless, Regression, dataset, loader, united
+from tests.conformance.networks import Endless, Regression, Silent, dataset, loader, united
 from tests.conformance.table import thing
 
 
@@ -15,8 +15,16 @@ def iterable(case: Case) -> None:
     assert all((own.weights["net.0.weight"] - expected.weights["net.0.weight"]).abs().max() < 1e-10 for own in facts)
 
 
-@thing("IterableDataset, stopped by `max_steps`")
+@thing("unequal IterableDatasets: the run ends, naming the rank that ended first")
 def iterable_unequal(case: Case) -> None:
+    if case.column.virtual:
+        case.fit(Regression(), loader(Endless(8)))
+    with pytest.raises(Exception, match=r"Rank 0 was lost[\s\S]*fewer batches"):
+        case.fit(Silent(), loader(Endless((8, 12))))
+
+
+@thing("unequal IterableDatasets stopped by `max_steps`")
+def iterable_max_steps(case: Case) -> None:
     facts = case.fit(Regression(), loader(Endless((8, 10))), max_steps=4)
     assert [own.steps for own in facts] == [4] * len(facts)
 

@@ -63,6 +63,58 @@ def manual(case: Case) -> None:
     assert facts[0].exchanges == facts[0].steps == 12
 
 
+class _Accumulated(Adversarial):
+    """Steps both optimizers in every third batch only."""
+
+    def training_step(self, batch, batch_idx):
+        first, second = self.optimizers()
+        x, y = batch
+        self.manual_backward((self.net(x) - y).square().mean() / 3 + self.critic(y).square().mean() / 3)
+        if batch_idx % 3 == 2:
+            for optimizer in (first, second):
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@thing("manual optimization with accumulation")
+def manual_accumulation(case: Case) -> None:
+    facts = case.parity(_Accumulated())
+    assert facts[0].exchanges == facts[0].steps == 4
+
+
+@thing("`overlap=bucket` with accumulation")
+def bucket_accumulation(case: Case) -> None:
+    options = {"overlap": "bucket", "bucket_cap_mb": 1e-3}
+    facts = case.parity(Regression(), options=options, accumulate_grad_batches=3)
+    assert facts[0].overlap == "bucket"
+    assert facts[0].exchanges == 2
+
+
+@thing("`overlap=after_backward` with accumulation")
+def named_accumulation(case: Case) -> None:
+    options = {"overlap": "after_backward", "bucket_cap_mb": 1e-3}
+    facts = case.parity(Regression(), options=options, accumulate_grad_batches=3)
+    assert facts[0].overlap == "after_backward"
+    assert facts[0].exchanges == 2
+
+
+@thing("gradient hooks see averages")
+def hooks(case: Case) -> None:
+    expected = case.one(_Hooked())
+    for own in case.fit(_Hooked(), lossless=True):
+        assert own.noted["norm"] == pytest.approx(expected.noted["norm"], abs=1e-10)
+
+
+class _Hooked(Regression):
+    """Notes the norm of what the optimizer gets."""
+
+    def __init__(self):
+        super().__init__(momentum=0.0, weight_decay=0.0)
+
+    def on_before_optimizer_step(self, optimizer):
+        self.noted = {"norm": float(torch.stack([p.grad.norm() for p in self.parameters()]).norm())}
+
+
 class _Adam(Regression):
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=0.01)

@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 
 from tests.conformance.case import Case
-from tests.conformance.networks import Regression, dataset, loader
+from tests.conformance.networks import Regression, Silent, dataset, loader
 from tests.conformance.table import thing
 
 
@@ -126,11 +126,6 @@ def overfit_batches(case: Case) -> None:
 
 @thing("barebones Trainer")
 def barebones(case: Case) -> None:
-    facts = case.fit(_Barebones(), barebones=True, logger=None, enable_checkpointing=None, enable_progress_bar=None,
+    facts = case.fit(Silent(), barebones=True, logger=None, enable_checkpointing=None, enable_progress_bar=None,
                      enable_model_summary=None, num_sanity_val_steps=None)  # fmt: skip
     assert facts[0].steps == facts[0].exchanges == 6
-
-
-class _Barebones(Regression):
-    def training_step(self, batch, batch_idx):
-        return self.loss(batch)

@@ -30,6 +30,44 @@ def resume(case: Case) -> None:
         same_weights(own.weights, other.weights)
 
 
+@thing("resume in the middle of an epoch")
+def resume_mid_epoch(case: Case) -> None:
+    """Lightning starts the data over but not the batch count; N ranks must do what one process then does."""
+    settings = {"max_epochs": 2, "accumulate_grad_batches": 2}
+    weights = []
+    for fit, name in ((case.one, "one"), (case.fit, "all")):
+        keep = _keep(case, filename=f"{name}-{{step}}", every_n_train_steps=2)
+        fit(Regression(), callbacks=[keep], enable_checkpointing=True, lossless=True, **settings)
+        facts = fit(Regression(), ckpt_path=case.folder / f"{name}-step=2.ckpt", lossless=True, **settings)
+        weights += [own.weights for own in (facts if isinstance(facts, list) else [facts])]
+    for own in weights[1:]:
+        same_weights(own, weights[0], 1e-10)
+
+
+@thing("save weights only, load them into any strategy")
+def weights_only(case: Case) -> None:
+    keep = _keep(case, save_weights_only=True)
+    facts = case.fit(Regression(), callbacks=[keep], enable_checkpointing=True)
+    saved = torch.load(case.folder / "step=6.ckpt", weights_only=True)
+    assert "lightning_distlab" not in saved
+    same_weights(saved["state_dict"], facts[0].weights)
+    (result,) = case.trainer().test(Regression(), loader(dataset(12)), ckpt_path=str(case.folder / "step=6.ckpt"),
+                                    verbose=False)  # fmt: skip
+    assert result["test_loss"] > 0
+
+
+@thing("best checkpoint by a validation metric")
+def best(case: Case) -> None:
+    keep = ModelCheckpoint(case.folder, monitor="val_loss", filename="{epoch}", save_top_k=1)
+    facts = case.fit(
+        Regression(lr=0.01), val=loader(dataset(12)), callbacks=[keep], enable_checkpointing=True, max_epochs=3
+    )
+    (path,) = case.folder.glob("*.ckpt")
+    saved = torch.load(path, weights_only=True)
+    scores = next(value for name, value in saved["callbacks"].items() if name.startswith("ModelCheckpoint"))
+    assert float(scores["best_model_score"]) <= facts[0].metrics["val_loss"] + 1e-12
+
+
 @thing("evaluate a checkpoint")
 def evaluate(case: Case) -> None:
     facts = case.fit(Regression(), callbacks=[_keep(case)], enable_checkpointing=True)
