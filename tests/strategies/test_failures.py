@@ -94,7 +94,7 @@ class Different(Small):
 def test_ranks_with_different_models_are_told(tmp_path: Path, overlap: Any) -> None:
     strategy = DGCStrategy(0.05, start_method="fork", timeout_s=20, overlap=overlap)
     started = time.monotonic()
-    with pytest.raises(Exception, match="(?i)differ|not match|same model"):
+    with pytest.raises(Exception, match=r"(?i)differ|not match|same model"):
         fit(tmp_path, Different(), strategy, 2, steps=3)
     assert time.monotonic() - started < 25
 
