@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lightning.pytorch as pl
 import torch
-from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from recipes.vision.augment import RandomCropFlip
+from recipes.vision.data_module import ImageDataModule
 from recipes.vision.decode_cache import default_cache_dir, load_decoded
 from recipes.vision.image_sources import CIFAR10_CLASSES, SPLITS, find_source
-from recipes.vision.in_memory import Batch, InMemoryImages, check_enough, check_loader_args, image_loader
+from recipes.vision.in_memory import InMemoryImages
 from recipes.vision.splits import stratified_split
 
 # Per channel over the 50,000 training images, in units of bytes / 255.
@@ -20,7 +19,7 @@ MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
 
 
-class CIFAR10DataModule(pl.LightningDataModule):
+class CIFAR10DataModule(ImageDataModule):
     """50,000 training and 10,000 test images, (B, 3, 32, 32) float32, normalised per channel.
 
     By default all 50,000 images train and the test set serves as validation set too, as in the papers' tables: then
@@ -54,13 +53,12 @@ class CIFAR10DataModule(pl.LightningDataModule):
         cache_dir: str | None = None,
         download: bool = False,
     ) -> None:
-        super().__init__()
-        check_loader_args(batch_size, num_workers)
+        super().__init__(batch_size, num_workers)
         if not 0 <= val_size < 50_000:
             raise ValueError(f"val_size={val_size} is outside 0 ... 49,999, the training images that can be held out.")
         self.root = Path(root)
         self.cache_dir = Path(cache_dir) if cache_dir else default_cache_dir()
-        self.batch_size, self.num_workers, self.val_size = batch_size, num_workers, val_size
+        self.val_size = val_size
         self.augment, self.download = augment, download
         if not download:
             find_source(self.root)
@@ -68,7 +66,6 @@ class CIFAR10DataModule(pl.LightningDataModule):
             {"root": str(root), "batch_size": batch_size, "num_workers": num_workers, "val_size": val_size}
             | {"augment": augment, "cache_dir": cache_dir, "download": download}
         )
-        self._splits: dict[str, InMemoryImages] = {}
 
     @override
     def prepare_data(self) -> None:
@@ -103,17 +100,3 @@ class CIFAR10DataModule(pl.LightningDataModule):
             train.images, train.labels, mean=mean, std=std, augment=augment, subset=kept
         )
         self._splits["val"] = InMemoryImages(train.images, train.labels, mean=mean, std=std, subset=held_out)
-
-    @override
-    def train_dataloader(self) -> DataLoader[Batch]:
-        world_size = self.trainer.world_size if self.trainer else 1
-        check_enough(len(self._splits["train"]), self.batch_size, world_size)
-        return image_loader(self._splits["train"], self.batch_size, self.num_workers, train=True)
-
-    @override
-    def val_dataloader(self) -> DataLoader[Batch]:
-        return image_loader(self._splits["val"], self.batch_size, self.num_workers, train=False)
-
-    @override
-    def test_dataloader(self) -> DataLoader[Batch]:
-        return image_loader(self._splits["test"], self.batch_size, self.num_workers, train=False)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from recipes.vision.in_memory import Batch, InMemoryImages, check_enough, check_loader_args, image_loader
+from recipes.vision.data_module import ImageDataModule
+from recipes.vision.in_memory import InMemoryImages
 from recipes.vision.splits import stratified_split
 
 
-class DigitsDataModule(pl.LightningDataModule):
+class DigitsDataModule(ImageDataModule):
     """Handwritten digits, (B, 1, 8, 8) float32, normalised by mean and deviation of the training pixels.
 
     The split is stratified and fixed, whatever the training seed. Training drops the short last batch.
@@ -31,17 +30,14 @@ class DigitsDataModule(pl.LightningDataModule):
     class_names = tuple("0123456789")
 
     def __init__(self, batch_size: int = 16, num_workers: int = 0, val_size: int = 180, test_size: int = 360) -> None:
-        super().__init__()
-        check_loader_args(batch_size, num_workers)
+        super().__init__(batch_size, num_workers)
         if val_size < 1 or test_size < 1 or val_size + test_size >= 1_797:
             raise ValueError(
                 f"val_size={val_size} and test_size={test_size}: each must be at least 1, and both together below the "
                 f"1,797 images there are."
             )
-        self.batch_size, self.num_workers = batch_size, num_workers
         self.val_size, self.test_size = val_size, test_size
         self.save_hyperparameters()
-        self._splits: dict[str, InMemoryImages] = {}
 
     @override
     def setup(self, stage: str) -> None:
@@ -54,20 +50,6 @@ class DigitsDataModule(pl.LightningDataModule):
         mean, std = pixels.mean(), pixels.std()
         for name, subset in {"train": rest[kept], "val": rest[held_out], "test": test}.items():
             self._splits[name] = InMemoryImages(images, labels, mean=mean, std=std, subset=subset)
-
-    @override
-    def train_dataloader(self) -> DataLoader[Batch]:
-        world_size = self.trainer.world_size if self.trainer else 1
-        check_enough(len(self._splits["train"]), self.batch_size, world_size)
-        return image_loader(self._splits["train"], self.batch_size, self.num_workers, train=True)
-
-    @override
-    def val_dataloader(self) -> DataLoader[Batch]:
-        return image_loader(self._splits["val"], self.batch_size, self.num_workers, train=False)
-
-    @override
-    def test_dataloader(self) -> DataLoader[Batch]:
-        return image_loader(self._splits["test"], self.batch_size, self.num_workers, train=False)
 
 
 def load_digit_images() -> tuple[Tensor, Tensor]:
