@@ -51,7 +51,9 @@ class SparsePayload(Payload):
 
     def __post_init__(self) -> None:
         """Name the codecs that `exact` stands for."""
-        object.__setattr__(self, "wire", self.wire.resolved(exact_codec(self.values.dtype)))
+        wire = self.wire.resolved(exact_codec(self.values.dtype))
+        if wire is not self.wire:
+            object.__setattr__(self, "wire", wire)
 
     @property
     @override

@@ -37,9 +37,11 @@ class Wire:
 
     def resolved(self, exact: str) -> Wire:
         """The wire for gradients of one dtype: `exact` replaced by the name of the codec that carries it."""
+        if self.value != EXACT != self.dense:
+            return self
         value = exact if self.value == EXACT else self.value
         dense = exact if self.dense == EXACT else self.dense
-        return self if (value, dense) == (self.value, self.dense) else replace(self, value=value, dense=dense)
+        return replace(self, value=value, dense=dense)
 
     @property
     def index_codec(self) -> IndexCodec:

@@ -112,10 +112,11 @@ class InProcessDriver(Driver):
             [running[rank] for rank in self.ranks],
             [self.ledger.account(rank, self.axis, label) for rank in self.ranks],
         )
-        self._resume(ticket, [None] * self.world_size)
-        self._open.append(ticket)
-        for exchange in older:
-            self._advance(exchange)
+        with _no_garbage_collection():
+            self._resume(ticket, [None] * self.world_size)
+            self._open.append(ticket)
+            for exchange in older:
+                self._advance(exchange)
         return ticket
 
     @override
