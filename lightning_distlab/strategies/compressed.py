@@ -30,7 +30,6 @@ from lightning_distlab.compression.base import Compressor, Param
 from lightning_distlab.exchange.drivers import InProcessDriver, TorchDriver
 from lightning_distlab.exchange.engine import Engine
 from lightning_distlab.exchange.ledger import Ledger
-from lightning_distlab.parallel.loss import LossContract
 from lightning_distlab.parallel.mesh import Mesh
 from lightning_distlab.parallel.rng import RankStreams
 from lightning_distlab.payloads import Wire
@@ -43,7 +42,8 @@ from lightning_distlab.strategies.momentum import MomentumLoan
 from lightning_distlab.strategies.progress import epoch_fraction, global_seed
 from lightning_distlab.strategies.replicas import average_buffers, check_replicas, check_same_model
 from lightning_distlab.strategies.resume import restore_engine, save_engine, stock_optimizer_state, take_optimizer_state
-from lightning_distlab.strategies.trainable import Trainable
+from lightning_distlab.strategies.token_mean import TokenMean
+from lightning_distlab.strategies.trainable import Trainable, follow
 from lightning_distlab.strategies.virtual import VirtualAdapter, VirtualBatch, VirtualLoader
 
 log = logging.getLogger(__name__)
@@ -132,11 +132,8 @@ class CompressedStrategy(DDPStrategy):
         self._takes_part: Trainable | None = None
         self._loaded: Mapping[str, Any] | None = None
         self._loaded_any = False
-        self._contracts: list[LossContract] = []
-        self._losses: list[Tensor] = []
-        self._tokens: list[Any] = []
-        self._carrier: Tensor | None = None
-        self._token_sum: tuple[Tensor, dist.Work | None] | None = None
+        self._mean: TokenMean | None = None
+        self._rng: RankStreams | None = None
         self._blocked = False
         self._opened_group = False
 
@@ -243,16 +240,15 @@ class CompressedStrategy(DDPStrategy):
         return Engine(self.compressor, self.collective, driver, params, self.wire, seed=global_seed())
 
     def _build_adapter(self, engine: Engine, module: pl.LightningModule) -> Adapter:
-        self._contracts = [LossContract() for _ in range(self.virtual_ranks)]
+        self._mean = TokenMean(self.virtual_ranks, self.averaged_ranks, self.root_device)
         if self.virtual_ranks > 1:
-            streams = self._streams(engine)
-            return VirtualAdapter(engine, self._facts, self._names, module, streams, self._bucket_bytes)
+            return VirtualAdapter(engine, self._facts, self._names, module, self._streams(), self._bucket_bytes)
         if isinstance(self.model, DistributedDataParallel):
             return BucketAdapter(engine, self._facts, self._names, self.model)
         return NamedAdapter(engine, self._facts, self._names, self._bucket_bytes)
 
-    def _streams(self, engine: Engine) -> RankStreams:
-        if not hasattr(self, "_rng"):
+    def _streams(self) -> RankStreams:
+        if self._rng is None:
             self._rng = RankStreams(self.virtual_ranks)
         return self._rng
 
@@ -274,7 +270,7 @@ class CompressedStrategy(DDPStrategy):
             compat.restore_sigterm_broadcast(module.trainer)
         if self._loan is not None:
             self._loan.close()
-        self._loan, self._adapter, self._takes_part = None, None, None
+        self._loan, self._adapter, self._takes_part, self._mean = None, None, None, None
         self._loaded, self._loaded_any = None, False
         super().teardown()
         if self._opened_group and dist.is_initialized() and dist.get_world_size() == 1:
@@ -287,9 +283,7 @@ class CompressedStrategy(DDPStrategy):
         trainer = self.lightning_module.trainer if self.lightning_module else None
         if self.virtual_ranks == 1 or trainer is None or not trainer.training:
             return dataloader
-        if not hasattr(self, "_rng"):
-            self._rng = RankStreams(self.virtual_ranks)
-        return VirtualLoader(dataloader, self._rng, self.virtual_ranks)  # type: ignore[arg-type]
+        return VirtualLoader(dataloader, self._streams(), self.virtual_ranks)  # type: ignore[arg-type]
 
     @override
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
@@ -316,29 +310,15 @@ class CompressedStrategy(DDPStrategy):
         if not module.automatic_optimization:
             return super().training_step(*args, **kwargs)
         self._follow_requires_grad(module)
+        assert self._mean is not None
+        output: STEP_OUTPUT
         if isinstance(self._adapter, VirtualAdapter):
-            return self._virtual_training_step(self._adapter, *args, **kwargs)
+            output = self._adapter.training_step(super().training_step, self._mean, *args, **kwargs)
+            return output
         output = super().training_step(*args, **kwargs)
         if output is not None:
-            self._tokens = [self._contracts[0].read(output)[1]]
+            self._mean.read(output)
         return output
-
-    def _virtual_training_step(self, adapter: VirtualAdapter, batch: Any, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        """`training_step` once per rank; the loss returned stands for all of them in Lightning's loop."""
-        self._losses, self._tokens = [], []
-        outputs = []
-        forward = super().training_step
-        for rank, own in zip(adapter.ranks, batch, strict=True):
-            output = adapter.forward_as(rank, partial(forward, own, *args, **kwargs))
-            loss, tokens = self._contracts[rank].read(output)
-            self._losses.append(loss)
-            self._tokens.append(tokens)
-            outputs.append(output)
-        mean = torch.stack([loss.detach() for loss in self._losses]).mean()
-        self._carrier = mean.requires_grad_()
-        if isinstance(outputs[0], Mapping):
-            return {**outputs[0], "loss": self._carrier}
-        return self._carrier
 
     @override
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
@@ -349,31 +329,21 @@ class CompressedStrategy(DDPStrategy):
             return super().backward(closure_loss, optimizer, *args, **kwargs)
         self.pre_backward(closure_loss)
         loss = self.precision_plugin.pre_backward(closure_loss, module)
-        for contract in self._contracts:
-            contract.accumulate = compat.accumulation_factor(module.trainer)
+        assert self._mean is not None
+        self._mean.set_accumulation(compat.accumulation_factor(module.trainer))
         if isinstance(self._adapter, VirtualAdapter):
-            self._virtual_backward(self._adapter, loss, module, *args, **kwargs)
+            run = partial(self.precision_plugin.backward, model=module, optimizer=None, **kwargs)
+            self._adapter.backward(run, loss, self._mean, self._trainable(module))
         else:
-            weighed = self._contracts[0].weigh(loss, self._tokens[0])
-            self._start_token_sum()
+            weighed = self._mean.weigh(loss)
+            if not self._blocked:
+                self._mean.start()
             self.precision_plugin.backward(weighed, module, optimizer, *args, **kwargs)
         if not self._blocked:
             self._exchange(self._trainable(module))
         loss = self.precision_plugin.post_backward(loss, module)
         self.post_backward(loss)
         return loss
-
-    def _virtual_backward(
-        self, adapter: VirtualAdapter, loss: Tensor, module: pl.LightningModule, *args: Any, **kwargs: Any
-    ) -> None:
-        """Each rank's backward pass, with the factor that Lightning put on the loss it was given."""
-        assert self._carrier is not None
-        (scale,) = torch.autograd.grad(loss, self._carrier)
-        for rank, own in enumerate(self._losses):
-            weighed = self._contracts[rank].weigh(own * scale, self._tokens[rank])
-            self.precision_plugin.backward(weighed, module, None, *args, **kwargs)
-            adapter.collect(rank, self._trainable(module))
-        self._losses, self._carrier = [], None
 
     @override
     def optimizer_step(
@@ -424,34 +394,8 @@ class CompressedStrategy(DDPStrategy):
             epoch=epoch_fraction(trainer),
             signal=compat.received_sigterm(trainer),
             loss_scale=float(scaler.get_scale()) if scaler is not None else 1.0,
-            weight=self._finish_token_sum(),
+            weight=self._mean.factor() if self._mean and self.lightning_module.automatic_optimization else 1.0,
         )
-
-    def _start_token_sum(self) -> None:
-        """Start summing token counts over ranks, so that the sum is there when the first bucket wants it."""
-        contract = self._contracts[0]
-        if self._blocked or not contract.exchanges:
-            return
-        summary = contract.summary(self.root_device)
-        work = dist.all_reduce(summary, async_op=True) if self.world_size > 1 else None
-        self._token_sum = (summary, work)
-
-    def _finish_token_sum(self) -> float:
-        """The factor of the loss contract for this step's gradients."""
-        module = self.lightning_module
-        if module is None or not module.automatic_optimization:
-            return 1.0
-        if self.virtual_ranks > 1:
-            total = torch.stack([contract.summary() for contract in self._contracts]).sum(dim=0)
-            exchanges = self._contracts[0].exchanges
-            factors = [c.close(total if exchanges else None, self.virtual_ranks) for c in self._contracts]
-            return factors[0]
-        if self._token_sum is None:
-            return self._contracts[0].close(None, self.world_size)
-        (summary, work), self._token_sum = self._token_sum, None
-        if work is not None:
-            work.wait()
-        return self._contracts[0].close(summary, self.world_size)
 
     # --- parameters that come and go
 
@@ -465,33 +409,11 @@ class CompressedStrategy(DDPStrategy):
         return self._takes_part.named()
 
     def _follow_requires_grad(self, module: pl.LightningModule) -> None:
-        """Take in parameters that were unfrozen, drop the memory of those that were frozen.
-
-        Raises:
-            RuntimeError: DDP's reducer, which does not see new parameters, feeds the engine.
-        """
-        engine = self.engine
-        assert engine is not None
-        trainable = self._by_name(module)
-        if trainable.keys() == engine.params.keys():
-            return
-        if not module.automatic_optimization:
-            gone: set[str] = set()  # toggled optimizers freeze the others' parameters for the time of a step
-        else:
-            gone = engine.params.keys() - trainable.keys()
-        new = trainable.keys() - engine.params.keys()
-        if new and isinstance(self._adapter, BucketAdapter):
-            raise RuntimeError(
-                f"{len(new)} parameters were unfrozen after training started ({', '.join(sorted(new)[:3])}...), which "
-                f"DDP's reducer does not see. Use overlap='after_backward' (strategy.overlap=after_backward)."
-            )
-        for name in gone if not isinstance(self._adapter, BucketAdapter) else ():
-            engine.unregister(name)
-        for name in [n for n in trainable if n in new]:
-            engine.register(Param(name, trainable[name].detach()))
-            self._names[id(trainable[name])] = name
-        if new:
-            rank_zero_info(f"{self.compressor.name}: {len(new)} unfrozen parameters take part from now on.")
+        """Take in parameters that were unfrozen, drop the memory of those that were frozen."""
+        assert self._adapter is not None
+        # Toggled optimizers freeze the others' parameters for the time of a step only.
+        fixed = isinstance(self._adapter, BucketAdapter)
+        follow(self._adapter.engine, self._by_name(module), self._names, fixed, module.automatic_optimization)
 
     # --- evaluation and checkpoints
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
+
+from lightning_distlab.compression.base import Param
+from lightning_distlab.exchange.engine import Engine
 
 
 class Trainable:
@@ -50,3 +55,36 @@ class Trainable:
             found += module._parameters.values()
             found += module._modules.values()
         return found
+
+
+def follow(
+    engine: Engine, trainable: Mapping[str, nn.Parameter], names: dict[int, str], fixed: bool, drop: bool
+) -> None:
+    """Bring an engine's parameters up to date with those that require gradients.
+
+    Args:
+        engine: The engine.
+        trainable: The parameters that require gradients now, by name.
+        names: Name of each parameter, by identity; brought up to date too.
+        fixed: DDP's reducer feeds the engine, and it does not see new parameters.
+        drop: Forget the memory of parameters that were frozen.
+
+    Raises:
+        RuntimeError: There are new ones, and the set is fixed.
+    """
+    if trainable.keys() == engine.params.keys():
+        return
+    new = [name for name in trainable if name not in engine.params]
+    if new and fixed:
+        raise RuntimeError(
+            f"{len(new)} parameters were unfrozen after training started ({', '.join(sorted(new)[:3])}...), which "
+            f"DDP's reducer does not see. Use overlap='after_backward' (strategy.overlap=after_backward)."
+        )
+    if drop and not fixed:
+        for name in engine.params.keys() - trainable.keys():
+            engine.unregister(name)
+    for name in new:
+        engine.register(Param(name, trainable[name].detach()))
+        names[id(trainable[name])] = name
+    if new:
+        rank_zero_info(f"{engine.compressor.name}: {len(new)} unfrozen parameters take part from now on.")

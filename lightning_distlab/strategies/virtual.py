@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from lightning_distlab.strategies.adapters import Adapter, StepFacts, exchange_n
 from lightning_distlab.strategies.checks import check_dense
 from lightning_distlab.strategies.compat import with_sampler
 from lightning_distlab.strategies.progress import global_seed
+from lightning_distlab.strategies.token_mean import TokenMean
 
 
 class VirtualBatch(list[Any]):
@@ -127,6 +129,8 @@ class VirtualAdapter(Adapter):
         self._module = module
         self._gradients: dict[int, dict[str, Tensor | None]] = {rank: {} for rank in self.ranks}
         self._buffers: dict[int, dict[str, Tensor]] = {}
+        self._losses: list[Tensor] = []
+        self._carrier: Tensor | None = None
         self.spread_buffers()
 
     def spread_buffers(self) -> None:
@@ -143,6 +147,42 @@ class VirtualAdapter(Adapter):
             else:
                 buffer.copy_(self._buffers[self.ranks[0]][name])
         self.spread_buffers()
+
+    def training_step(self, step: Callable[..., Any], mean: TokenMean, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """`training_step` once per rank; the loss returned stands for all of them in Lightning's loop.
+
+        Args:
+            step: The training step of one rank.
+            mean: The run's loss contract.
+            batch: One batch per rank.
+            *args: Further arguments of the step.
+            **kwargs: Further arguments of the step.
+        """
+        outputs = [
+            self.forward_as(rank, partial(step, own, *args, **kwargs))
+            for rank, own in zip(self.ranks, batch, strict=True)
+        ]
+        self._losses = [mean.read(output, rank) for rank, output in zip(self.ranks, outputs, strict=True)]
+        self._carrier = torch.stack([loss.detach() for loss in self._losses]).mean().requires_grad_()
+        return {**outputs[0], "loss": self._carrier} if isinstance(outputs[0], Mapping) else self._carrier
+
+    def backward(
+        self, run: Callable[[Tensor], Any], loss: Tensor, mean: TokenMean, parameters: Sequence[nn.Parameter]
+    ) -> None:
+        """Each rank's backward pass.
+
+        Args:
+            run: Back-propagates a loss.
+            loss: What Lightning made of the loss that `training_step` returned; its factor goes onto each rank's.
+            mean: The run's loss contract.
+            parameters: Whose gradients are collected.
+        """
+        assert self._carrier is not None
+        (scale,) = torch.autograd.grad(loss, self._carrier)
+        for rank, own in zip(self.ranks, self._losses, strict=True):
+            run(mean.weigh(own * scale, rank))
+            self.collect(rank, parameters)
+        self._losses, self._carrier = [], None
 
     def forward_as(self, rank: int, step: Callable[[], Any]) -> Any:
         """Run a training step as one rank: its random numbers, its buffers."""
