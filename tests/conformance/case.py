@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning_utilities.core import rank_zero
 from torch import Tensor
 from typing_extensions import override
 
@@ -156,11 +157,15 @@ class Case:
         """What a fit logs."""
         path = self.folder / "messages.log"
         handler = logging.FileHandler(path)
-        logger = logging.getLogger("lightning.pytorch")
+        logger = rank_zero.log  # what `rank_zero_info` writes to; a test before this one may have silenced it
+        before = (logger.level, logger.disabled)
         logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.disabled = False
         try:
             self.fit(module, **settings)
         finally:
+            logger.level, logger.disabled = before
             logger.removeHandler(handler)
             handler.close()
         return path.read_text()
