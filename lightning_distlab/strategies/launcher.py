@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -141,6 +142,10 @@ class ForkSafeLauncher(_MultiProcessingLauncher):
         return_queue: Any,
         global_states: Any = None,
     ) -> None:
+        if self._start_method == "fork" and "OMP_NUM_THREADS" not in os.environ:
+            # Threads of the parent's OpenMP pool do not survive a fork; a parallel region here would wait for them.
+            os.environ["OMP_NUM_THREADS"] = "1"
+            torch.set_num_threads(1)
         try:
             super()._wrapping_function(process_idx, trainer, function, args, kwargs, return_queue, global_states)
         except SystemExit as left:
