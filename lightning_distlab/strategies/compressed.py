@@ -116,7 +116,7 @@ class CompressedStrategy(DDPStrategy):
             find_unused_parameters=find_unused_parameters,
             bucket_cap_mb=bucket_cap_mb,
             broadcast_buffers=False,
-            **{"gradient_as_bucket_view": True, **kwargs},
+            **kwargs,
         )
         self.wire = wire or Wire()
         self.virtual_ranks = virtual_ranks
