@@ -4,8 +4,8 @@
 
 Two gloo ranks train the same network with SGD and momentum. torch's profiler reports each allocation and release of its
 allocator, in C++ and in Python, from before the strategy's `setup` on, so that the running sum is exact: between two
-steps (gradients, optimizer state, memories, scratch) and at its peak inside a step. The baseline is `DDPStrategy`; where
-the exchange goes by name there is no reducer, whose buckets are as large as the parameters. Rows: `strategy,
+steps (gradients, optimizer state, memories, scratch) and at its peak inside a step. The baseline is `DDPStrategy`;
+where the exchange goes by name there is no reducer, whose buckets are as large as the parameters. Rows: `strategy,
 parameters_bytes, bucket_bytes, between_steps, peak`, the last two in bytes above the baseline.
 """
 
