@@ -245,7 +245,7 @@ class Engine:
         return self.states[rank]
 
     def load_state(self, rank: int, states: Mapping[str, State]) -> None:
-        """Put a rank's memory back, in place where shapes agree."""
+        """Replace a rank's memory by copies of what was saved; parameters that are not named keep theirs."""
         for name, state in states.items():
             own = self.states[rank][name]
             own.clear()

@@ -138,3 +138,8 @@ def even_bounds(length: int, parts: int) -> list[int]:
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which partial sums travel: fp64 stays fp64, everything narrower is summed in fp32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def aligned_size(size: int) -> int:
+    """`size` rounded up to 8 bytes, so that typed views of a buffer need no copy."""
+    return (size + 7) & ~7

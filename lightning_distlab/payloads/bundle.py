@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_distlab.payloads.base import Payload, Traits, even_bounds
+from lightning_distlab.payloads.base import Payload, Traits, aligned_size, even_bounds
 from lightning_distlab.payloads.wire import Wire
 
 _HEADER = struct.Struct("<QBxHI")  # bytes of the message, flags, parts, bytes of `present`
@@ -29,13 +29,9 @@ class Flags(IntFlag):
     """A rank was asked to stop (SIGTERM): all stop together after the step."""
 
 
-def _aligned(size: int) -> int:
-    return (size + 7) & ~7
-
-
 @lru_cache
 def _header_size(tensors: int, parts: int) -> int:
-    return _HEADER.size + _aligned((tensors + 7) // 8) + _aligned(4 * parts)
+    return _HEADER.size + aligned_size((tensors + 7) // 8) + aligned_size(4 * parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +120,7 @@ class Bundle(Payload):
 
     @cached_property
     def _size(self) -> int:
-        return self.header_size + sum([_aligned(part.wire_size()) for part in self.parts])
+        return self.header_size + sum([aligned_size(part.wire_size()) for part in self.parts])
 
     @override
     def wire_size(self) -> int:
@@ -132,26 +128,26 @@ class Bundle(Payload):
 
     @override
     def max_wire_size(self, terms: int = 1) -> int:
-        return self.header_size + sum(_aligned(part.max_wire_size(terms)) for part in self.parts)
+        return self.header_size + sum(aligned_size(part.max_wire_size(terms)) for part in self.parts)
 
     @override
     def encode(self) -> Tensor:
         encoded = [part.encode() for part in self.parts]
-        total = self.header_size + sum(_aligned(piece.numel()) for piece in encoded)
+        total = self.header_size + sum(aligned_size(piece.numel()) for piece in encoded)
         buffer = torch.empty(total, dtype=torch.uint8, device=self.device)
-        present_size = _aligned((self.tensors + 7) // 8)
+        present_size = aligned_size((self.tensors + 7) // 8)
         sizes = struct.pack(f"<{len(encoded)}I", *(piece.numel() for piece in encoded))
         header = (
             _HEADER.pack(total, self.flags, len(encoded), present_size)
             + self.present.to_bytes(present_size, "little")
-            + sizes.ljust(_aligned(len(sizes)), b"\0")
+            + sizes.ljust(aligned_size(len(sizes)), b"\0")
         )
         buffer[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(self.device)
         start = len(header)
         for piece in encoded:
             end = start + piece.numel()
             buffer[start:end] = piece
-            start += _aligned(piece.numel())
+            start += aligned_size(piece.numel())
             buffer[end:start] = 0  # whatever memory held before must not travel
         return buffer
 
@@ -159,10 +155,10 @@ class Bundle(Payload):
     def decode(self, buffer: Tensor) -> Self:
         head = bytes(buffer[: self.header_size].cpu().numpy())
         total, flags, count, present_size = _HEADER.unpack_from(head)
-        present_start, sizes_start = _HEADER.size, _HEADER.size + _aligned((self.tensors + 7) // 8)
+        present_start, sizes_start = _HEADER.size, _HEADER.size + aligned_size((self.tensors + 7) // 8)
         fits = count == len(self.parts) and present_size == sizes_start - present_start
         sizes = struct.unpack_from(f"<{count}I", head, sizes_start) if fits else ()
-        if not fits or total > buffer.numel() or total != self.header_size + sum(map(_aligned, sizes)):
+        if not fits or total > buffer.numel() or total != self.header_size + sum(map(aligned_size, sizes)):
             raise RuntimeError(
                 f"A message of {total} bytes with {count} parts arrived where {len(self.parts)} parts in at most "
                 f"{buffer.numel()} bytes were expected: the ranks do not run the same model and strategy."
@@ -171,5 +167,5 @@ class Bundle(Payload):
         start, parts = self.header_size, []
         for template, size in zip(self.parts, sizes, strict=True):
             parts.append(template.decode(buffer[start : start + size]))
-            start += _aligned(size)
+            start += aligned_size(size)
         return type(self)(tuple(parts), Flags(flags), present, self.tensors)

@@ -13,18 +13,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_distlab.payloads.base import Payload, Traits, accumulation_dtype
+from lightning_distlab.payloads.base import Payload, Traits, accumulation_dtype, aligned_size
 from lightning_distlab.payloads.dense import exact_codec
 from lightning_distlab.payloads.wire import Wire
 
 _HEADER = struct.Struct("<BxxxIII")  # form, entries, index bytes, value bytes
 _SPARSE, _DENSE = 0, 1
 _DENSE_SHARE = 1 / 8  # from this many entries per element on, adding into a dense vector is faster than sorting
-
-
-def _aligned(size: int) -> int:
-    """`size` rounded up to 8 bytes, so that typed views of a buffer need no copy."""
-    return (size + 7) & ~7
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +135,7 @@ class SparsePayload(Payload):
         dense = self.wire.value_codec.size(self.size)
         if entries == self.size:
             return _DENSE, dense
-        sparse = _aligned(self.wire.index_codec.size(self.indices, self.size)) + self.wire.value_codec.size(entries)
+        sparse = aligned_size(self.wire.index_codec.size(self.indices, self.size)) + self.wire.value_codec.size(entries)
         return (_SPARSE, sparse) if sparse < dense else (_DENSE, dense)
 
     @override
@@ -157,7 +152,7 @@ class SparsePayload(Payload):
     def max_wire_size(self, terms: int = 1) -> int:
         wire = self.wire if terms == 1 else self.wire.merged(exact_codec(accumulation_dtype(self.values.dtype)))
         entries = min(self.size, self.limit * terms)
-        sparse = _aligned(wire.index_codec.max_size(entries, self.size)) + wire.value_codec.size(entries)
+        sparse = aligned_size(wire.index_codec.max_size(entries, self.size)) + wire.value_codec.size(entries)
         return _HEADER.size + min(sparse, wire.value_codec.size(self.size))
 
     @override
@@ -169,7 +164,7 @@ class SparsePayload(Payload):
             packed = self.wire.index_codec.encode(self.indices, self.size)
             index_size = packed.numel()
             buffer[_HEADER.size : _HEADER.size + index_size] = packed
-            values, start = self.values, _HEADER.size + _aligned(index_size)
+            values, start = self.values, _HEADER.size + aligned_size(index_size)
             buffer[_HEADER.size + index_size : start] = 0  # whatever memory held before must not travel
         else:
             values, start = self.values if self.indices.numel() == self.size else self.to_dense(), _HEADER.size
@@ -188,7 +183,7 @@ class SparsePayload(Payload):
             values = codec.decode(content, self.size, self.values.dtype)
         else:
             indices = self.wire.index_codec.decode(content[:index_size], entries, self.size)
-            values = codec.decode(content[_aligned(index_size) :], entries, self.values.dtype)
+            values = codec.decode(content[aligned_size(index_size) :], entries, self.values.dtype)
         decoded = replace(self, indices=indices, values=values)
         decoded.__dict__["_form"] = (form, body)  # known already: saves measuring the indices when it is forwarded
         return decoded
