@@ -173,26 +173,27 @@ class DGC(Compressor):
         # Another tensor's compressor takes the same scratch once this one waits: nothing in it outlives the request.
         scratch = step.scratch.take(velocity, purpose="candidate")
         candidate = _accumulate(grad, scale, hyper, (momentum, velocity), out=(scratch, scratch, scratch))
-        payload: DensePayload | SparsePayload
+        payload: SparsePayload | None = None
+        reply: Reply
         if everything:
-            payload = DensePayload(candidate.clone())
+            # No name for what is sent: while it travels, this generator must not keep a second copy alive.
+            reply = yield Request(Op.SUM, DensePayload(candidate.clone()), final=True)
         else:
             indices = top_k(candidate, count, scratch=step.scratch.raw(SCRATCH_BYTES), seed=step.index)
             payload = SparsePayload(indices, candidate[indices], grad.numel(), count)
-        reply: Reply = yield Request(Op.SUM, payload, final=True)
+            reply = yield Request(Op.SUM, payload, final=True)
 
         if momentum is not None:
             state["momentum"] = momentum
         scratch = step.scratch.take(velocity, purpose="candidate")
         kept = velocity if momentum is None else momentum
         _accumulate(grad, scale, hyper, (momentum, velocity), out=(kept, scratch, velocity))
-        if everything:
+        if payload is None:
             velocity.zero_()
         else:
-            velocity[indices] = 0.0
+            velocity[payload.indices] = 0.0
         put_back(reply.returned, velocity)
-        if self.momentum_masking and momentum is not None and not everything:
-            assert isinstance(payload, SparsePayload)
+        if self.momentum_masking and momentum is not None and payload is not None:
             momentum[_passed(payload, reply, velocity)] = 0.0
         write_average(reply.payload, grad, step.world_size)
 

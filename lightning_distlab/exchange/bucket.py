@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from math import isfinite
 
 import torch
@@ -138,27 +138,28 @@ def exchange_bucket(
         first = entries[positions[0]]
         grad = joined([entries[position].grad for position in positions])
         running.append(compressor.exchange(grad, first.state, first.param, step))
-    requests: list[Request] = [next(generator) for generator in running]
+    requests: dict[int, Request] = {i: next(generator) for i, generator in enumerate(running)}
     replies: dict[int, Reply] = {}
-    waiting = list(range(len(units)))
-    while waiting:
+    while requests:
+        ending = [i for i, request in requests.items() if request.final]
         answers: dict[int, Reply] = {}
-        for op, members in _by_operation(waiting, requests):
-            parts, errors = _assemble([requests[i].payload for i in members], wire)
-            bundle = Bundle(parts, flags, present, len(entries))
+        for op, groups in _by_operation(requests):
+            # What was asked for is let go once it is assembled: the message is the only copy from here on.
+            parts = [_Part.of([(i, requests.pop(i).payload) for i in members], wire) for members in groups]
+            bundle = Bundle(tuple([part.payload for part in parts]), flags, present, len(entries))
+            for part in parts:
+                del part.payload
             if ledger is not None:
                 ledger.payload_bytes += bundle.wire_size() - (0 if collective.carries_headers else bundle.header_size)
             answer, everyone = yield from _perform(op, bundle, collective, step)
             flags |= answer.flags
             present |= answer.present
-            for i, reply in zip(members, _take_apart(members, requests, answer, everyone, errors), strict=True):
-                answers[i] = reply
-        for i in list(waiting):
-            if requests[i].final:
-                replies[i] = answers[i]
-                waiting.remove(i)
-            else:
-                requests[i] = running[i].send(answers[i])
+            for position, part in enumerate(parts):
+                answers.update(part.replies(answer.parts[position], [other.parts[position] for other in everyone]))
+        for i in ending:
+            replies[i] = answers.pop(i)
+        for i, reply in answers.items():
+            requests[i] = running[i].send(reply)
     if not collective.carries_headers:
         answers_in_order = [replies[i].payload for i in range(len(units))]
         if not all_finite([payload.values for payload in answers_in_order if isinstance(payload, DensePayload)]):
@@ -166,10 +167,22 @@ def exchange_bucket(
     return Pending(entries, units, running, [replies[i] for i in range(len(units))], flags, present)
 
 
-def _by_operation(waiting: list[int], requests: list[Request]) -> list[tuple[Op, list[int]]]:
-    """Positions grouped by operation, in one order on all ranks; within it by what can share a part."""
-    order = sorted(waiting, key=lambda i: (requests[i].op.value, _part_key(requests[i].payload), i))
-    return [(op, list(members)) for op, members in groupby(order, key=lambda i: requests[i].op)]
+def _by_operation(requests: Mapping[int, Request]) -> list[tuple[Op, list[list[int]]]]:
+    """Positions by operation, in one order on all ranks; within it in groups that share a part.
+
+    Where ranks own index ranges, each tensor is a part of its own, since a range of several tensors laid together is
+    no range of any of them.
+    """
+
+    def part_key(i: int) -> str:
+        ranges = requests[i].op in (Op.SCATTER_SUM, Op.ALL_GATHER)
+        return f"{_part_key(requests[i].payload)}/{i if ranges else ''}"
+
+    order = sorted(requests, key=lambda i: (requests[i].op.value, _part_key(requests[i].payload), i))
+    return [
+        (op, [list(group) for _, group in groupby(members, key=part_key)])
+        for op, members in groupby(order, key=lambda i: requests[i].op)
+    ]
 
 
 def _part_key(payload: Payload) -> str:
@@ -178,15 +191,39 @@ def _part_key(payload: Payload) -> str:
     return f"{type(payload).__name__}/{values.dtype if isinstance(values, Tensor) else ''}"
 
 
-def _assemble(payloads: list[Payload], wire: Wire) -> tuple[tuple[Payload, ...], list[Payload | None]]:
-    """Concatenate payloads of a kind (they come sorted), then round each part once; the parts and their errors."""
-    parts, errors = [], []
-    for _, group in groupby(payloads, key=_part_key):
-        pieces = list(group)
-        part, error = type(pieces[0]).concat(pieces).rounded(wire)
-        parts.append(part)
-        errors.append(error)
-    return tuple(parts), errors
+@dataclass
+class _Part:
+    """Payloads of one kind, laid together in one part of a message.
+
+    Attributes:
+        members: Positions of the compressors that they come from.
+        bounds: Where each begins and ends.
+        payload: All of them, rounded once to what the wire carries.
+        error: What the rounding took away.
+    """
+
+    members: list[int]
+    bounds: list[int]
+    payload: Payload
+    error: Payload | None
+
+    @classmethod
+    def of(cls, pieces: list[tuple[int, Payload]], wire: Wire) -> _Part:
+        """Lay payloads together in the order given."""
+        members, payloads = [i for i, _ in pieces], [payload for _, payload in pieces]
+        bounds = [0, *accumulate(payload.length for payload in payloads)]
+        return cls(members, bounds, *type(payloads[0]).concat(payloads).rounded(wire))
+
+    def replies(self, answer: Payload, everyone: Sequence[Payload]) -> dict[int, Reply]:
+        """Cut an answer, and for GATHER everybody's part, back into one reply per compressor."""
+        if len(self.members) == 1:
+            return {self.members[0]: Reply(answer, self.error, tuple(everyone))}
+        returned = self.error.split(self.bounds) if self.error is not None else [None] * len(self.members)
+        columns = list(zip(*(other.split(self.bounds) for other in everyone), strict=True))
+        return {
+            i: Reply(piece, returned[k], columns[k] if columns else ())
+            for k, (i, piece) in enumerate(zip(self.members, answer.split(self.bounds), strict=True))
+        }
 
 
 def _perform(
@@ -203,22 +240,3 @@ def _perform(
     result = yield from collective.run(op, bundle, step.rank, step.world_size)
     assert isinstance(result, Bundle)
     return result, []
-
-
-def _take_apart(
-    members: list[int], requests: list[Request], answer: Bundle, everyone: list[Bundle], errors: list[Payload | None]
-) -> list[Reply]:
-    """Cut the parts of an answer back into one reply per tensor."""
-    replies: list[Reply] = []
-    groups = [list(g) for _, g in groupby(members, key=lambda i: _part_key(requests[i].payload))]
-    for position, group in enumerate(groups):
-        bounds = [0]
-        for i in group:
-            bounds.append(bounds[-1] + requests[i].payload.length)
-        error = errors[position]
-        returned = error.split(bounds) if error is not None else [None] * len(group)
-        results = answer.parts[position].split(bounds)
-        columns = [other.parts[position].split(bounds) for other in everyone]
-        for k in range(len(group)):
-            replies.append(Reply(results[k], returned[k], tuple(column[k] for column in columns)))
-    return replies
