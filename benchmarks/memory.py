@@ -4,9 +4,9 @@
 
 Two gloo ranks train the same network with SGD and momentum. torch's profiler reports each allocation and release of its
 allocator, in C++ and in Python, from before the strategy's `setup` on, so that the running sum is exact: between two
-steps (gradients, optimizer state, memories, scratch) and at its peak inside a step. The baseline is `DDPStrategy`;
-where the exchange goes by name there is no reducer, whose buckets are as large as the parameters. Rows: `strategy,
-parameters_bytes, bucket_bytes, between_steps, peak`, the last two in bytes above the baseline.
+steps (gradients, optimizer state, memories, scratch) and at its peak inside a step. The baseline is `DDPStrategy` with
+`gradient_as_bucket_view=True`, the leaner of its two forms. Rows: `strategy, parameters_bytes, bucket_bytes,
+between_steps, peak`, the last two in bytes above the baseline.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OPTIONS: dict[str, Any] = {"start_method": "fork", "bucket_cap_mb": BUCKET_MB}
 
 BASELINE = "baseline"
 STRATEGIES: dict[str, tuple[Callable[[], Strategy], float]] = {
-    BASELINE: (lambda: DDPStrategy(**OPTIONS), 0.0),
+    BASELINE: (lambda: DDPStrategy(gradient_as_bucket_view=True, **OPTIONS), 0.0),
     "none": (lambda: CompressedStrategy(**OPTIONS), 0.0),
     "none after_backward": (lambda: CompressedStrategy(overlap="after_backward", **OPTIONS), 0.0),
     "sparse": (lambda: SparseStrategy(0.001, **OPTIONS), 0.0),
@@ -101,8 +101,17 @@ class Meter(pl.Callback):
         self.path.write_text(json.dumps([between, peak]))
 
 
-def measure(name: str) -> tuple[int, int]:
-    """Bytes that live between steps, and at most inside a step, on rank 0; parameters and what was before left out."""
+def measure(name: str, runs: int = 3) -> tuple[int, int]:
+    """Bytes that live between steps, and at most inside a step, on rank 0; parameters and what was before left out.
+
+    The least of several runs: now and then a thread of the backend is the last to let go of DDP's first buckets, and a
+    release outside the profiled threads is not reported.
+    """
+    between, peak = zip(*(_measure_once(name) for _ in range(runs)), strict=True)
+    return min(between), min(peak)
+
+
+def _measure_once(name: str) -> tuple[int, int]:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     strategy, weight_decay = STRATEGIES[name]

@@ -93,6 +93,7 @@ class Engine:
         self._steps: dict[int, Step] = {}
         self._flags = Flags.NONE
         self._open: list[_OpenBucket] = []
+        self._cheaper: dict[float, bool] = {}
 
     @property
     def ledger(self) -> Ledger:
@@ -219,8 +220,11 @@ class Engine:
 
     def _dense_is_cheaper(self, density: float) -> bool:
         """Whether this share of entries costs more bytes on this collective than all of them."""
-        if density >= 1.0:
-            return True
+        if density not in self._cheaper:
+            self._cheaper[density] = density >= 1.0 or self._compare_with_dense(density)
+        return self._cheaper[density]
+
+    def _compare_with_dense(self, density: float) -> bool:
         world, elements = self.driver.world_size, 1 << 20
         wire = self.wire.resolved(exact_codec(next(iter(self.params.values())).weight.dtype))
         dense_bytes = wire.dense_codec.size(elements) / elements

@@ -43,7 +43,7 @@ from lightning_distlab.strategies.progress import epoch_fraction, global_seed
 from lightning_distlab.strategies.replicas import average_buffers, check_replicas, check_same_model
 from lightning_distlab.strategies.resume import restore_engine, save_engine, stock_optimizer_state, take_optimizer_state
 from lightning_distlab.strategies.token_mean import TokenMean
-from lightning_distlab.strategies.trainable import Trainable, follow
+from lightning_distlab.strategies.trainable import Trainable, follow, gradients_as_views
 from lightning_distlab.strategies.virtual import VirtualAdapter, VirtualBatch, VirtualLoader
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,8 @@ class CompressedStrategy(DDPStrategy):
         start_method: `popen` starts the program once more per rank; `fork` and `spawn` start workers of this process.
         timeout_s: Seconds after which a silent rank counts as lost.
         process_group_backend: `gloo`, `nccl`; default by device.
-        **kwargs: Further arguments of `DDPStrategy` and `DistributedDataParallel`.
+        **kwargs: Further arguments of `DDPStrategy` and `DistributedDataParallel`. `gradient_as_bucket_view` is on by
+            default unless the network has convolutions, which such a layout slows down on CPUs.
 
     Raises:
         ValueError: An option, or the pair of compressor and collective, is not possible; the text says what is.
@@ -218,6 +219,7 @@ class CompressedStrategy(DDPStrategy):
         assert module is not None
         check_same_model(module, self.root_device)
         if self._uses_buckets(module):
+            self._ddp_kwargs.setdefault("gradient_as_bucket_view", gradients_as_views(module))
             self.model = self._setup_model(module)
         else:
             _sync_module_states(module)

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from lightning_distlab.strategies.trainable import Trainable
+from lightning_distlab.strategies.trainable import Trainable, gradients_as_views
 
 
 def network() -> nn.Sequential:
@@ -62,3 +62,15 @@ def test_nothing_is_walked_while_nothing_changes(monkeypatch):
 
 def test_a_module_without_parameters_has_none():
     assert Trainable(nn.ReLU()).named() == {}
+
+
+@pytest.mark.parametrize(
+    ("network", "views"),
+    [
+        (nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), True),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2)), False),
+        (nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ConvTranspose1d(3, 4, 3))), False),
+    ],
+)
+def test_layout_of_gradients_by_kind_of_network(network, views):
+    assert gradients_as_views(network) is views
