@@ -12,12 +12,19 @@ from lightning_distlab.collectives.base import (
     combine,
 )
 from lightning_distlab.collectives.gather import Gather
+from lightning_distlab.collectives.halving_doubling import HalvingDoubling
 from lightning_distlab.collectives.native import Native
+from lightning_distlab.collectives.parameter_server import ParameterServer
 from lightning_distlab.collectives.recursive_doubling import RecursiveDoubling
 from lightning_distlab.collectives.ring import Ring
+from lightning_distlab.collectives.sequential import Sequential
+from lightning_distlab.collectives.tree import Tree
 from lightning_distlab.payloads import RoundSpec
 
-COLLECTIVES: dict[str, type[Collective]] = {kind.name: kind for kind in (Native, Gather, Ring, RecursiveDoubling)}
+COLLECTIVES: dict[str, type[Collective]] = {
+    kind.name: kind
+    for kind in (Native, Gather, Ring, RecursiveDoubling, HalvingDoubling, Tree, ParameterServer, Sequential)
+}
 """All algorithms, by name."""
 
 
@@ -31,12 +38,16 @@ __all__ = [
     "Collective",
     "Exchange",
     "Gather",
+    "HalvingDoubling",
     "Native",
     "NativeRound",
+    "ParameterServer",
     "Receive",
     "RecursiveDoubling",
     "Ring",
     "Round",
+    "Sequential",
+    "Tree",
     "check_pair",
     "combine",
     "legal_collectives",

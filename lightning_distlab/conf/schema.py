@@ -119,9 +119,17 @@ class DGCConf:
 
 @dataclass
 class CollectiveConf:
-    """An exchange algorithm; none of them has options."""
+    """An exchange algorithm without options."""
 
     _target_: str = "???"
+
+
+@dataclass
+class ParameterServerConf:
+    """One rank adds everything up."""
+
+    _target_: str = "lightning_distlab.collectives.ParameterServer"
+    server: int = 0
 
 
 @dataclass
@@ -157,7 +165,7 @@ class LightningDDPConf:
 _SCHEMAS: dict[str, dict[str, type]] = {
     "schema/strategy": {"compressed": CompressedConf, "lightning_ddp": LightningDDPConf},
     "schema/strategy/compressor": {"none": NoCompressionConf, "sparse": SparseConf, "dgc": DGCConf},
-    "schema/strategy/collective": {"any": CollectiveConf},
+    "schema/strategy/collective": {"any": CollectiveConf, "parameter_server": ParameterServerConf},
     "schema/strategy/wire": {"any": WireConf},
 }
 

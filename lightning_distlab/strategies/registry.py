@@ -20,6 +20,12 @@ NAMES: dict[str, tuple[type, str, dict[str, Any]]] = {
         "Deep Gradient Compression by recursive doubling",
         {"collective": "recursive_doubling"},
     ),
+    "dgc_halving": (
+        DGCStrategy,
+        "Deep Gradient Compression by recursive halving and doubling",
+        {"collective": "halving_doubling"},
+    ),
+    "dgc_ps": (DGCStrategy, "Deep Gradient Compression over a parameter server", {"collective": "parameter_server"}),
     "sparse_ring": (SparseStrategy, "Top-k with error feedback over a ring", {"collective": "ring"}),
     "sparse_gather": (SparseStrategy, "Top-k with error feedback, all-gathered", {"collective": "gather"}),
 }

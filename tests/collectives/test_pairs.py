@@ -5,6 +5,8 @@ import pytest
 from lightning_distlab.collectives import Gather, Native, RecursiveDoubling, Ring, check_pair, legal_collectives
 from lightning_distlab.payloads import DensePayload, Op, RoundSpec, SparsePayload, Traits
 
+MERGING = ["halving_doubling", "tree", "parameter_server"]
+
 
 class Unmergeable(SparsePayload):
     traits = Traits(linear=True, mergeable=False, fixed_size=False, unbiased=False)
@@ -17,10 +19,13 @@ def spec(op, payload=DensePayload):
 @pytest.mark.parametrize(
     ("rounds", "legal"),
     [
-        ([spec(Op.SUM)], ["native", "gather", "ring", "recursive_doubling"]),
-        ([spec(Op.MAX), spec(Op.SUM)], ["native", "gather", "ring", "recursive_doubling"]),
-        ([spec(Op.SUM, SparsePayload)], ["gather", "ring", "recursive_doubling"]),
-        ([spec(Op.SUM, Unmergeable)], ["gather"]),
+        ([spec(Op.SUM)], ["native", "gather", "ring", "recursive_doubling", *MERGING, "sequential"]),
+        (
+            [spec(Op.MAX), spec(Op.SUM)],
+            ["native", "gather", "ring", "recursive_doubling", *MERGING, "sequential"],
+        ),
+        ([spec(Op.SUM, SparsePayload)], ["gather", "ring", "recursive_doubling", *MERGING, "sequential"]),
+        ([spec(Op.SUM, Unmergeable)], ["gather", "sequential"]),
         ([spec(Op.GATHER, SparsePayload)], ["gather"]),
         ([spec(Op.SCATTER_SUM), spec(Op.ALL_GATHER)], ["gather", "ring"]),
         ([spec(Op.MAX, SparsePayload)], []),

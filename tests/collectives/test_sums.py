@@ -7,13 +7,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_distlab.collectives import COLLECTIVES, Gather, Native, RecursiveDoubling, Ring
+from lightning_distlab.collectives import (
+    COLLECTIVES,
+    Gather,
+    HalvingDoubling,
+    Native,
+    ParameterServer,
+    RecursiveDoubling,
+    Ring,
+    Sequential,
+    Tree,
+)
 from lightning_distlab.exchange.drivers import InProcessDriver
 from lightning_distlab.payloads import Bundle, DensePayload, Flags, Op, SparsePayload, Wire, even_bounds
 from tests.helpers.payloads import as_vector, bits, bundle, dense, sparse
 
 WORLDS = (1, 2, 3, 4, 5, 8)
-OURS = (Gather(), Ring(), RecursiveDoubling())
+OURS = (Gather(), Ring(), RecursiveDoubling(), HalvingDoubling(), Tree(), ParameterServer(), Sequential())
 
 
 def play(collective, op, payloads, faithful=True):
@@ -135,5 +145,5 @@ def test_negative_zeros_do_not_tell_ranks_apart(collective):
 
 
 def test_registry_knows_every_algorithm_by_its_name():
-    assert list(COLLECTIVES) == ["native", "gather", "ring", "recursive_doubling"]
+    assert {type(collective) for collective in OURS} | {Native} == set(COLLECTIVES.values())
     assert all(kind.name == name for name, kind in COLLECTIVES.items())

@@ -59,4 +59,6 @@ ALIASES = (
     Column("sparse_ring", "sparse_ring", SMALL, SPARSE_LOSSLESS),
     Column("dgc_gather", "dgc_gather", SMALL, DGC_LOSSLESS),
     Column("dgc_recursive_doubling", "dgc_recursive_doubling", SMALL, DGC_LOSSLESS),
+    Column("dgc_halving", "dgc_halving", SMALL, DGC_LOSSLESS),
+    Column("dgc_ps", "dgc_ps", SMALL, DGC_LOSSLESS),
 )
