@@ -57,9 +57,9 @@ class PowerSGD:
         for name, matrix in matrices.items():
             torch.sub(matrix, local[name], out=self.errors[name])
         self._average(q)
-        for name in q:
-            self.q[name] = q[name]
-            grads[name].copy_((p[name] @ q[name].t()).view_as(grads[name]))
+        for name, factor in q.items():
+            self.q[name] = factor
+            grads[name].copy_((p[name] @ factor.t()).view_as(grads[name]))
 
     @staticmethod
     def _average(tensors: Mapping[str, Tensor]) -> None:
