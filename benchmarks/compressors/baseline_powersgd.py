@@ -1,6 +1,6 @@
 """PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019), algorithm 1 with error feedback, layer by layer.
 
-Same choices as ours: warm start, local residual M - P Q_w^T, vectors dense, Gram-Schmidt for rank 1 and 2 and QR above.
+Choices: warm start, local residual M - P Q_w^T, vectors dense, Gram-Schmidt for rank 1 and 2 and QR above.
 All P travel in one flat buffer, then all Q, as one all-reduce each; dense tensors travel with P.
 """
 
@@ -53,9 +53,7 @@ class PowerSGD:
         for name, matrix in matrices.items():
             p[name] = orthogonalize(p[name])
             q[name] = matrix.t() @ p[name]
-        local = {name: p[name] @ q[name].t() for name in q}
-        for name, matrix in matrices.items():
-            torch.sub(matrix, local[name], out=self.errors[name])
+            torch.sub(matrix, p[name] @ q[name].t(), out=self.errors[name])
         self._average(q)
         for name, factor in q.items():
             self.q[name] = factor

@@ -1,4 +1,4 @@
-"""What the contestants of `benchmarks/compressors.py` share: the tensors, and a peer that has the same gradient."""
+"""What the methods share: the tensors, and a peer that has the same gradient."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torchvision.models import resnet18
 
 WORLD = 2
 """Ranks that are averaged: this one, and a peer whose messages are copies of ours."""
@@ -15,7 +16,7 @@ WORLD = 2
 class Baseline(Protocol):
     """A method in plain torch operations, layer by layer, as an experienced user of `torch.distributed` would write it.
 
-    Where the method communicates it calls `all_reduce` or `all_gather` below. It may keep anything between steps.
+    Where the method communicates it calls `all_reduce` below. It may keep anything between steps.
     """
 
     def step(self, grads: Mapping[str, Tensor]) -> None:
@@ -27,33 +28,12 @@ def all_reduce(tensor: Tensor) -> None:
     tensor.mul_(WORLD)
 
 
-def all_gather(tensor: Tensor) -> list[Tensor]:
-    """Every rank's tensor, as if all had sent the same."""
-    return [tensor, *(tensor.clone() for _ in range(WORLD - 1))]
-
-
-def resnet18_shapes(classes: int = 10) -> dict[str, tuple[int, ...]]:
+def resnet18_shapes() -> dict[str, tuple[int, ...]]:
     """Parameters of ResNet-18 in its form for CIFAR-10 (3x3 stem), 11,173,962 elements, in the order of the network."""
-    shapes: dict[str, tuple[int, ...]] = {"conv1.weight": (64, 3, 3, 3)}
-
-    def norm(name: str, width: int) -> None:
-        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (width,)
-
-    norm("bn1", 64)
-    width_in = 64
-    for layer, width in enumerate((64, 128, 256, 512), start=1):
-        for block in (0, 1):
-            name = f"layer{layer}.{block}"
-            shapes[f"{name}.conv1.weight"] = (width, width_in, 3, 3)
-            norm(f"{name}.bn1", width)
-            shapes[f"{name}.conv2.weight"] = (width, width, 3, 3)
-            norm(f"{name}.bn2", width)
-            if width_in != width:
-                shapes[f"{name}.downsample.0.weight"] = (width, width_in, 1, 1)
-                norm(f"{name}.downsample.1", width)
-            width_in = width
-    shapes["fc.weight"], shapes["fc.bias"] = (classes, 512), (classes,)
-    return shapes
+    with torch.device("meta"):
+        net = resnet18(num_classes=10)
+        net.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
+    return {name: tuple(param.shape) for name, param in net.named_parameters()}
 
 
 def random_gradients(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
