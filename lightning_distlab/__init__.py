@@ -5,10 +5,17 @@ Hydra (`hydra.searchpath: [pkg://lightning_distlab.conf]`).
 """
 
 from lightning_distlab import conf as _conf  # registers the schemas of the strategy configurations
-from lightning_distlab.strategies import CompressedStrategy, DGCStrategy, LightningDDP, SparseStrategy
+from lightning_distlab.strategies import CompressedStrategy, DGCStrategy, LightningDDP, PowerSGDStrategy, SparseStrategy
 
 __version__ = "0.1.0"
 
-__all__ = ["CompressedStrategy", "DGCStrategy", "LightningDDP", "SparseStrategy", "__version__"]
+__all__ = [
+    "CompressedStrategy",
+    "DGCStrategy",
+    "LightningDDP",
+    "PowerSGDStrategy",
+    "SparseStrategy",
+    "__version__",
+]
 
 del _conf

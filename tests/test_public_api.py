@@ -10,8 +10,22 @@ import lightning_distlab
 from lightning_distlab.strategies import NAMES
 
 PUBLIC = {
-    "lightning_distlab": {"CompressedStrategy", "DGCStrategy", "LightningDDP", "SparseStrategy", "__version__"},
-    "lightning_distlab.strategies": {"NAMES", "CompressedStrategy", "DGCStrategy", "LightningDDP", "SparseStrategy"},
+    "lightning_distlab": {
+        "CompressedStrategy",
+        "DGCStrategy",
+        "LightningDDP",
+        "PowerSGDStrategy",
+        "SparseStrategy",
+        "__version__",
+    },
+    "lightning_distlab.strategies": {
+        "NAMES",
+        "CompressedStrategy",
+        "DGCStrategy",
+        "LightningDDP",
+        "PowerSGDStrategy",
+        "SparseStrategy",
+    },
     "lightning_distlab.app": {
         "JobResult",
         "TargetNotAllowedError",
@@ -31,6 +45,7 @@ PUBLIC = {
         "Hyper",
         "NoCompression",
         "Param",
+        "PowerSGD",
         "Scratch",
         "Sparse",
         "State",
@@ -83,6 +98,7 @@ REGISTERED = {
     "dgc_recursive_doubling",
     "sparse_ring",
     "sparse_gather",
+    "powersgd",
 }
 
 
@@ -102,6 +118,7 @@ def test_first_arguments_of_the_strategies():
     first = {
         "DGCStrategy": ["density", "collective", "wire"],
         "SparseStrategy": ["density", "collective", "wire"],
+        "PowerSGDStrategy": ["rank", "collective", "wire"],
         "CompressedStrategy": ["compressor", "collective", "wire"],
     }
     for name, expected in first.items():

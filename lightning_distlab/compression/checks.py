@@ -58,6 +58,29 @@ def natural(option: str, value: object) -> int:
     return int(value)
 
 
+def positive_integer(option: str, value: object) -> int:
+    """An integer >= 1.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{option}={value!r} must be an integer in [1, inf).")
+    return int(value)
+
+
+def at_least_one(option: str, value: object) -> float:
+    """A finite number >= 1.
+
+    Raises:
+        ValueError: It is not.
+    """
+    number = _real(value)
+    if number is None or number < 1.0:
+        raise ValueError(f"{option}={value!r} must be a finite number in [1, inf).")
+    return number
+
+
 def switch(option: str, value: object) -> bool:
     """True or False, and nothing that merely looks true.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -38,12 +38,17 @@ class Exclusion:
                 return f"name matches {pattern!r}"
         return None
 
-    def describe(self, params: Mapping[str, Param]) -> str:
-        """The rule and its effect: tensors and elements compressed, and left dense for each reason."""
+    def describe(self, params: Mapping[str, Param], reason_of: Callable[[Param], str | None] | None = None) -> str:
+        """The rule and its effect: tensors and elements compressed, and left dense for each reason.
+
+        Args:
+            params: All parameters.
+            reason_of: A compressor's own rule, where it goes beyond `reason`.
+        """
         tensors: dict[str | None, int] = defaultdict(int)
         elements: dict[str | None, int] = defaultdict(int)
         for param in params.values():
-            reason = self.reason(param)
+            reason = (reason_of or self.reason)(param)
             tensors[reason] += 1
             elements[reason] += param.weight.numel()
         text = (

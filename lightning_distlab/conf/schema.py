@@ -118,6 +118,17 @@ class DGCConf:
 
 
 @dataclass
+class PowerSGDConf:
+    """Two thin factors of each matrix."""
+
+    _target_: str = "lightning_distlab.compression.PowerSGD"
+    rank: int = 2
+    warm_start: bool = True
+    min_compression_rate: float = 2.0
+    exclude: list[str] = field(default_factory=list)
+
+
+@dataclass
 class CollectiveConf:
     """An exchange algorithm without options."""
 
@@ -164,7 +175,12 @@ class LightningDDPConf:
 
 _SCHEMAS: dict[str, dict[str, type]] = {
     "schema/strategy": {"compressed": CompressedConf, "lightning_ddp": LightningDDPConf},
-    "schema/strategy/compressor": {"none": NoCompressionConf, "sparse": SparseConf, "dgc": DGCConf},
+    "schema/strategy/compressor": {
+        "none": NoCompressionConf,
+        "sparse": SparseConf,
+        "dgc": DGCConf,
+        "powersgd": PowerSGDConf,
+    },
     "schema/strategy/collective": {"any": CollectiveConf, "parameter_server": ParameterServerConf},
     "schema/strategy/wire": {"any": WireConf},
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning_distlab.collectives import COLLECTIVES
 from lightning_distlab.collectives.base import Collective
-from lightning_distlab.compression import DGC, Sparse
+from lightning_distlab.compression import DGC, PowerSGD, Sparse
 from lightning_distlab.payloads import COMPACT_WIRE, Wire
 from lightning_distlab.strategies.checks import did_you_mean
 from lightning_distlab.strategies.compressed import CompressedStrategy
@@ -94,3 +94,20 @@ class SparseStrategy(CompressedStrategy):
     ) -> None:
         strategy, compressor = _divide(options)
         super().__init__(Sparse(density=density, **compressor), collective_by_name(collective), wire=wire, **strategy)
+
+
+class PowerSGDStrategy(CompressedStrategy):
+    """PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019).
+
+    Arguments:
+        rank: Columns of the factors.
+        collective: Name of the exchange algorithm, or an instance; factors are dense, so any will do.
+        wire: Codecs; by default factors travel in fp32.
+        **options: Options of `PowerSGD` (`warm_start`, `min_compression_rate`, ...) and of `CompressedStrategy`.
+    """
+
+    def __init__(
+        self, rank: int = 2, *, collective: str | Collective = "native", wire: Wire | None = None, **options: Any
+    ) -> None:
+        strategy, compressor = _divide(options)
+        super().__init__(PowerSGD(rank=rank, **compressor), collective_by_name(collective), wire=wire, **strategy)

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lightning_distlab.strategies.compressed import CompressedStrategy
-from lightning_distlab.strategies.presets import DGCStrategy, SparseStrategy
+from lightning_distlab.strategies.presets import DGCStrategy, PowerSGDStrategy, SparseStrategy
 from lightning_distlab.strategies.stock_ddp import LightningDDP
 
 NAMES: dict[str, tuple[type, str, dict[str, Any]]] = {
@@ -28,6 +28,7 @@ NAMES: dict[str, tuple[type, str, dict[str, Any]]] = {
     "dgc_ps": (DGCStrategy, "Deep Gradient Compression over a parameter server", {"collective": "parameter_server"}),
     "sparse_ring": (SparseStrategy, "Top-k with error feedback over a ring", {"collective": "ring"}),
     "sparse_gather": (SparseStrategy, "Top-k with error feedback, all-gathered", {"collective": "gather"}),
+    "powersgd": (PowerSGDStrategy, "PowerSGD over the backend's all-reduce", {}),
 }
 """Registered name: class, description, preset arguments. None of Lightning's own names is taken."""
 

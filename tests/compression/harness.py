@@ -1,11 +1,12 @@
 """Compressors on all ranks in lock step, summed in rank order: no collective, no driver."""
 
 from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 
 from lightning_distlab.compression import Compressor, Hyper, Param, Scratch, Step
-from lightning_distlab.payloads import Payload, Reply, Wire
+from lightning_distlab.payloads import Op, Payload, Reply, Wire
 
 EXACT = Wire(value="fp64", dense="fp64")
 
@@ -27,7 +28,9 @@ class Ranks:
         self.params = {name: Param(name, weight, self.hyper) for name, weight in self.weights.items()}
         self.states = [{n: self.compressor.init_state(p) for n, p in self.params.items()} for _ in range(self.world)]
         self.scratch = Scratch()
-        self.sent: list[dict[str, Payload]] = []  # by rank: what each tensor sent in the last step, as rounded
+        # Of the last step, by rank, as rounded: what each tensor sent in its last round, and all messages in order.
+        self.sent: list[dict[str, Payload]] = []
+        self.messages: list[list[Payload]] = []
 
     def requests(self, grads):
         """Start every compressor; generators and their first requests, by rank and name."""
@@ -51,14 +54,11 @@ class Ranks:
         """Average in place; `grads` is one dict of 1-D tensors per rank."""
         running, requests = self.requests(grads)
         self.sent = [{} for _ in range(self.world)]
-        for name in grads[0]:
-            rounded = [requests[rank][name].payload.rounded(self.wire) for rank in range(self.world)]
-            total = type(rounded[0][0]).merge_all([payload for payload, _ in rounded])
-            for rank, (payload, error) in enumerate(rounded):
-                assert requests[rank][name].final
-                self.sent[rank][name] = payload
+        self.messages = [[] for _ in range(self.world)]
+        for name, replies in self._until_final(running, requests).items():
+            for rank, reply in enumerate(replies):
                 try:
-                    running[rank][name].send(Reply(total, error))
+                    running[rank][name].send(reply)
                 except StopIteration:
                     continue
                 raise AssertionError("asked again after the final request")
@@ -68,9 +68,46 @@ class Ranks:
                 assert torch.equal(grads[rank][name], grads[0][name]), "averages differ between ranks"
         return grads[0]
 
+    def _until_final(self, running, requests):
+        """Replies to the final request of each tensor, by name, in rank order; one round of all tensors at a time."""
+        final, waiting = {}, {name: [requests[rank][name] for rank in range(self.world)] for name in requests[0]}
+        while waiting:
+            answers = {name: self._answer(name, asked) for name, asked in waiting.items()}
+            final |= {name: answers.pop(name) for name, asked in waiting.items() if asked[0].final}
+            waiting = {
+                name: [running[rank][name].send(reply) for rank, reply in enumerate(replies)]
+                for name, replies in answers.items()
+            }
+        return final
+
+    def _answer(self, name, asked):
+        """What each rank is sent back."""
+        assert len({(request.op, request.final) for request in asked}) == 1, "ranks ask for different things"
+        rounded = [request.payload.rounded(self.wire) for request in asked]
+        payloads, op = [payload for payload, _ in rounded], asked[0].op
+        for rank, payload in enumerate(payloads):
+            self.sent[rank][name] = payload  # of the last round
+            self.messages[rank].append(payload)
+        ranges = [payload.split_evenly(self.world) for payload in payloads]
+        if op is Op.SCATTER_SUM:
+            results = [type(payloads[0]).merge_all([own[r] for own in ranges]) for r in range(self.world)]
+        elif op is Op.ALL_GATHER:
+            results = [type(payloads[0]).concat([own[r] for r, own in enumerate(ranges)])] * self.world
+        elif op is Op.MAX:
+            results = [reduce(lambda a, b: a.maximum(b), payloads)] * self.world
+        elif op is Op.SUM:
+            results = [type(payloads[0]).merge_all(payloads)] * self.world
+        else:
+            results = payloads[:1] * self.world
+        everyone = tuple(payloads) if op is Op.GATHER else ()
+        return [Reply(result, error, everyone) for result, (_, error) in zip(results, rounded, strict=True)]
+
     def abandon(self, grads):
         """A step that is skipped after its messages were made."""
-        running, _ = self.requests(grads)
+        self.sent = [{} for _ in range(self.world)]
+        self.messages = [[] for _ in range(self.world)]
+        running, requests = self.requests(grads)
+        self._until_final(running, requests)
         for named in running:
             for generator in named.values():
                 generator.close()

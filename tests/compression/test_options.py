@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lightning_distlab.compression import COMPRESSORS, DGC, NoCompression, Param, Sparse
+from lightning_distlab.compression import COMPRESSORS, DGC, NoCompression, Param, PowerSGD, Sparse
 from lightning_distlab.compression.exclusion import Exclusion
 from lightning_distlab.compression.warmup import SparsityWarmup
 
@@ -26,6 +26,13 @@ BAD_DGC = {
 }
 CASES = [(cls, option, value) for cls in (DGC, Sparse) for option, values in BAD.items() for value in values]
 CASES += [(DGC, option, value) for option, values in BAD_DGC.items() for value in values]
+BAD_POWERSGD = {
+    "rank": [0, -1, 1.0, "2", None, True, math.nan],
+    "warm_start": [1, None, "on"],
+    "min_compression_rate": [0.99, 0, -2, math.nan, math.inf, "2", None, True],
+    "exclude": BAD["exclude"],
+}
+CASES += [(PowerSGD, option, value) for option, values in BAD_POWERSGD.items() for value in values]
 CASES += [(Sparse, "scope", value) for value in ("layer", None, 1)]
 
 
@@ -54,7 +61,7 @@ def test_options_are_keywords():
 
 
 def test_registry():
-    assert {"none": NoCompression, "sparse": Sparse, "dgc": DGC} == COMPRESSORS
+    assert {"none": NoCompression, "sparse": Sparse, "dgc": DGC, "powersgd": PowerSGD} == COMPRESSORS
     assert DGC().owns_momentum
     assert DGC().refuses_clipping
     assert not DGC(momentum_correction=False).owns_momentum

@@ -49,10 +49,13 @@ class Column:
         return entry["strategy"](**{**chosen, **options})
 
 
+POWER_LOSSLESS: dict[str, Any] = {"min_compression_rate": 1e9}  # no matrix is that large: all travel whole
+
 BASE = (
     Column("distlab_ddp", "distlab_ddp"),
     Column("sparse_gather", "sparse_gather", SMALL, SPARSE_LOSSLESS),
     Column("dgc_ring", "dgc_ring", SMALL, DGC_LOSSLESS),
+    Column("powersgd", "powersgd", {"rank": 1, "min_compression_rate": 1.0}, POWER_LOSSLESS),
     Column("dgc_ring, virtual", "dgc_ring", SMALL, DGC_LOSSLESS, virtual=True),
 )
 ALIASES = (
