@@ -47,8 +47,8 @@ class PowerSGD(Compressor):
     and weight decay stay in the optimizer. Half-precision gradients are factored in fp32.
 
     Memory: e, as large as the parameter; Q with a warm start. State keys: `error`, `q` (Qᵀ, [r · m]); `rounding` for
-    what a lossy wire takes from a dense tensor (allocated when needed). What it rounds off P changes the basis and nothing
-    else; what it rounds off Q goes back into e.
+    what a lossy wire takes from a dense tensor (allocated when needed). What it rounds off P changes the basis and
+    nothing else; what it rounds off Q goes back into e.
 
     Args:
         rank: r. The paper's are 1, 2 and 4 (7 at most).
