@@ -16,7 +16,7 @@ WORLD = 2
 class Baseline(Protocol):
     """A method in plain torch operations, layer by layer, as an experienced user of `torch.distributed` would write it.
 
-    Where the method communicates it calls `all_reduce` below. It may keep anything between steps.
+    Where the method communicates it calls `all_reduce` or `exchange` below. It may keep anything between steps.
     """
 
     def step(self, grads: Mapping[str, Tensor]) -> None:
@@ -26,6 +26,22 @@ class Baseline(Protocol):
 def all_reduce(tensor: Tensor) -> None:
     """The sum over ranks, in place, as if every rank had sent the same."""
     tensor.mul_(WORLD)
+
+
+def exchange(message: Tensor) -> list[Tensor]:
+    """The messages of all ranks, in rank order, as if every rank had sent the same."""
+    return [message, *(message.clone() for _ in range(WORLD - 1))]
+
+
+def pack_bits(flags: Tensor) -> Tensor:
+    """Booleans as bytes of eight, planar: the i-th eighth of the flags is bit i. [n] -> uint8, [ceil(n / 8)]."""
+    rows = torch.nn.functional.pad(flags.to(torch.uint8), (0, -flags.numel() % 8)).view(8, -1)
+    return (rows << torch.arange(8, dtype=torch.uint8).view(8, 1)).sum(0, dtype=torch.uint8)
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    """The inverse of `pack_bits`: bool, [count]."""
+    return ((packed >> torch.arange(8, dtype=torch.uint8).view(8, 1)) & 1).view(-1)[:count].bool()
 
 
 def resnet18_shapes() -> dict[str, tuple[int, ...]]:
