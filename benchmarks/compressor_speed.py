@@ -27,9 +27,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.compressors.baseline_dgc import PlainDGC
+from benchmarks.compressors.baseline_onebit import OneBit as PlainOneBit
 from benchmarks.compressors.baseline_powersgd import PowerSGD as PlainPowerSGD
+from benchmarks.compressors.baseline_terngrad import TernGrad as PlainTernGrad
 from benchmarks.compressors.common import WORLD, Baseline, random_gradients, resnet18_shapes
-from lightning_distlab.compression import Compressor, Param, PowerSGD, Scratch, Step
+from lightning_distlab.compression import DGC, Compressor, Hyper, OneBit, Param, PowerSGD, Scratch, Step, TernGrad
 from lightning_distlab.payloads import Op, Payload, Reply, Request, Wire
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -51,8 +54,13 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
-    f"powersgd_r{rank}": Method(lambda r=rank: PowerSGD(rank=r), lambda shapes, r=rank: PlainPowerSGD(shapes, r))
-    for rank in (1, 2, 4)
+    "dgc": Method(lambda: DGC(density=0.001), lambda shapes: PlainDGC(shapes, 0.001)),
+    "onebit": Method(OneBit, PlainOneBit),
+    "terngrad": Method(TernGrad, PlainTernGrad),
+    **{
+        f"powersgd_r{rank}": Method(lambda r=rank: PowerSGD(rank=r), lambda shapes, r=rank: PlainPowerSGD(shapes, r))
+        for rank in (1, 2, 4)
+    },
 }
 """By name; a method is one file `baseline_<method>.py` and an entry here."""
 
@@ -62,7 +70,7 @@ class Ours:
 
     def __init__(self, method: Method, shapes: Shapes) -> None:
         self.compressor, self.wire = method.ours(), method.wire
-        self.params = {name: Param(name, torch.zeros(shape)) for name, shape in shapes.items()}
+        self.params = {name: Param(name, torch.zeros(shape), Hyper(momentum=0.9)) for name, shape in shapes.items()}
         self.states = {name: self.compressor.init_state(param) for name, param in self.params.items()}
         self.scratch, self.index = Scratch(), 0
 
@@ -94,7 +102,7 @@ class Ours:
         own, error = request.payload.rounded(self.wire)
         if request.op is Op.SCATTER_SUM:  # the peer's part goes out, a copy of this rank's comes in
             mine = own.split_evenly(WORLD)[0]
-            return Reply(mine.merge(_travelled(mine)), error)
+            return Reply(type(mine).merge_all([mine, _travelled(mine)]), error)
         if request.op is Op.ALL_GATHER:
             mine, other = own.split_evenly(WORLD)
             _travelled(mine)
@@ -102,7 +110,7 @@ class Ours:
         peer = _travelled(own)
         if request.op is Op.GATHER:
             return Reply(own, error, (own, peer))
-        return Reply(own.maximum(peer) if request.op is Op.MAX else own.merge(peer), error)
+        return Reply(own.maximum(peer) if request.op is Op.MAX else type(own).merge_all([own, peer]), error)
 
 
 def _travelled(payload: Payload) -> Payload:

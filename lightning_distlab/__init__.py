@@ -5,7 +5,17 @@ Hydra (`hydra.searchpath: [pkg://lightning_distlab.conf]`).
 """
 
 from lightning_distlab import conf as _conf  # registers the schemas of the strategy configurations
-from lightning_distlab.strategies import CompressedStrategy, DGCStrategy, LightningDDP, PowerSGDStrategy, SparseStrategy
+from lightning_distlab.strategies import (
+    CompressedStrategy,
+    DGCStrategy,
+    LightningDDP,
+    OneBitStrategy,
+    PowerSGDStrategy,
+    QSGDStrategy,
+    SparseStrategy,
+    TernGradStrategy,
+    ThresholdStrategy,
+)
 
 __version__ = "0.1.0"
 
@@ -13,8 +23,12 @@ __all__ = [
     "CompressedStrategy",
     "DGCStrategy",
     "LightningDDP",
+    "OneBitStrategy",
     "PowerSGDStrategy",
+    "QSGDStrategy",
     "SparseStrategy",
+    "TernGradStrategy",
+    "ThresholdStrategy",
     "__version__",
 ]
 

@@ -14,7 +14,11 @@ PUBLIC = {
         "CompressedStrategy",
         "DGCStrategy",
         "LightningDDP",
+        "OneBitStrategy",
         "PowerSGDStrategy",
+        "QSGDStrategy",
+        "TernGradStrategy",
+        "ThresholdStrategy",
         "SparseStrategy",
         "__version__",
     },
@@ -23,7 +27,11 @@ PUBLIC = {
         "CompressedStrategy",
         "DGCStrategy",
         "LightningDDP",
+        "OneBitStrategy",
         "PowerSGDStrategy",
+        "QSGDStrategy",
+        "TernGradStrategy",
+        "ThresholdStrategy",
         "SparseStrategy",
     },
     "lightning_distlab.app": {
@@ -40,16 +48,21 @@ PUBLIC = {
     "lightning_distlab.compression": {
         "COMPRESSORS",
         "DGC",
+        "QSGD",
+        "Cast",
         "Compression",
         "Compressor",
         "Hyper",
         "NoCompression",
+        "OneBit",
         "Param",
         "PowerSGD",
         "Scratch",
         "Sparse",
         "State",
         "Step",
+        "TernGrad",
+        "Threshold",
     },
     "lightning_distlab.collectives": {
         "COLLECTIVES",
@@ -75,12 +88,16 @@ PUBLIC = {
         "PAPER_WIRE",
         "Bundle",
         "DensePayload",
+        "ExactPayload",
         "Flags",
+        "LevelPayload",
         "Op",
         "Payload",
+        "QuantaPayload",
         "Reply",
         "Request",
         "RoundSpec",
+        "SignPayload",
         "SparsePayload",
         "Traits",
         "Wire",
@@ -99,6 +116,10 @@ REGISTERED = {
     "sparse_ring",
     "sparse_gather",
     "powersgd",
+    "onebit",
+    "threshold",
+    "terngrad",
+    "qsgd",
 }
 
 
@@ -119,8 +140,12 @@ def test_first_arguments_of_the_strategies():
         "DGCStrategy": ["density", "collective", "wire"],
         "SparseStrategy": ["density", "collective", "wire"],
         "PowerSGDStrategy": ["rank", "collective", "wire"],
+        "OneBitStrategy": ["collective", "wire"],
+        "ThresholdStrategy": ["threshold", "collective", "wire"],
+        "TernGradStrategy": ["clip", "collective", "wire"],
+        "QSGDStrategy": ["bits", "collective", "wire"],
         "CompressedStrategy": ["compressor", "collective", "wire"],
     }
     for name, expected in first.items():
         parameters = list(inspect.signature(getattr(lightning_distlab, name).__init__).parameters)
-        assert parameters[1:4] == expected
+        assert parameters[1 : 1 + len(expected)] == expected

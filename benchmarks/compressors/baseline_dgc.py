@@ -17,7 +17,7 @@ from benchmarks.compressors.common import WORLD, all_reduce, exchange
 MOMENTUM = 0.9
 
 
-class DGC:
+class PlainDGC:
     """The largest share `density` of the accumulated velocity of each tensor."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], density: float) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from lightning_distlab.collectives.base import Collective, Exchange, NativeRound
-from lightning_distlab.payloads import Bundle, Op, Payload, RoundSpec
+from lightning_distlab.payloads import Bundle, DensePayload, Op, Payload, RoundSpec
 
 
 class Native(Collective):
@@ -38,7 +38,7 @@ class Native(Collective):
     @override
     def supports(self, spec: RoundSpec) -> str | None:
         reason = super().supports(spec)
-        if reason is None and not (spec.traits.linear and spec.traits.fixed_size):
+        if reason is None and not issubclass(spec.payload, DensePayload):
             return f"{self.name} adds dense tensors of a fixed size, and {spec.payload.__name__} is none"
         return reason
 

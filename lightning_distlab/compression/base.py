@@ -116,6 +116,7 @@ class Compressor(ABC):
             overlap with the backward pass.
         fuses: Treats elements one by one, without state and without regard to `Param`: adjacent tensors of a bucket
             may be handed over as one, under the name of the first.
+        draws_by_step: Random numbers follow the number of the step, which a checkpoint then holds even without memory.
         refuses_clipping: Why `Trainer(gradient_clip_val=...)` makes no sense with it, or None.
     """
 
@@ -124,6 +125,7 @@ class Compressor(ABC):
     owns_momentum: bool = False
     needs_whole_gradient: bool = False
     fuses: ClassVar[bool] = False
+    draws_by_step: ClassVar[bool] = False
     refuses_clipping: str | None = None
 
     def init_state(self, param: Param) -> State:

@@ -33,6 +33,18 @@ def non_negative(option: str, value: object) -> float:
     return number
 
 
+def positive(option: str, value: object) -> float:
+    """A finite number > 0.
+
+    Raises:
+        ValueError: It is not.
+    """
+    number = _real(value)
+    if number is None or number <= 0.0:
+        raise ValueError(f"{option}={value!r} must be a finite number in (0, inf).")
+    return number
+
+
 def positive_or_none(option: str, value: object) -> float | None:
     """A finite number > 0, or None.
 
@@ -66,6 +78,17 @@ def positive_integer(option: str, value: object) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{option}={value!r} must be an integer in [1, inf).")
+    return int(value)
+
+
+def integer_between(option: str, value: object, low: int, high: int) -> int:
+    """An integer in [low, high].
+
+    Raises:
+        ValueError: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        raise ValueError(f"{option}={value!r} must be an integer in [{low}, {high}].")
     return int(value)
 
 

@@ -129,6 +129,72 @@ class PowerSGDConf:
 
 
 @dataclass
+class OneBitConf:
+    """One bit an element, two means a column."""
+
+    _target_: str = "lightning_distlab.compression.OneBit"
+    min_numel: int = 256
+    exclude: list[str] = field(default_factory=lambda: ["*embed*"])
+
+
+@dataclass
+class ThresholdConf:
+    """One quantum for each element that has grown to a threshold."""
+
+    _target_: str = "lightning_distlab.compression.Threshold"
+    threshold: float = 0.001
+    exclude_vectors: bool = True
+    min_numel: int = 256
+    exclude: list[str] = field(default_factory=list)
+
+
+class LevelCode(StrEnum):
+    """How three levels are written."""
+
+    two_bit = "two_bit"
+    base3 = "base3"
+
+
+@dataclass
+class TernGradConf:
+    """Three levels, right on average."""
+
+    _target_: str = "lightning_distlab.compression.TernGrad"
+    clip: float | None = 2.5
+    code: LevelCode = LevelCode.two_bit
+    exclude_vectors: bool = True
+    min_numel: int = 256
+    exclude: list[str] = field(default_factory=list)
+
+
+@dataclass
+class QSGDConf:
+    """Random rounding to a few bits."""
+
+    _target_: str = "lightning_distlab.compression.QSGD"
+    bits: int = 8
+    block: int = 8192
+    exclude_vectors: bool = True
+    min_numel: int = 256
+    exclude: list[str] = field(default_factory=list)
+
+
+class HalfPrecision(StrEnum):
+    """Half-precision types."""
+
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+@dataclass
+class CastConf:
+    """Gradients in half precision."""
+
+    _target_: str = "lightning_distlab.compression.Cast"
+    dtype: HalfPrecision = HalfPrecision.bf16
+
+
+@dataclass
 class CollectiveConf:
     """An exchange algorithm without options."""
 
@@ -180,6 +246,11 @@ _SCHEMAS: dict[str, dict[str, type]] = {
         "sparse": SparseConf,
         "dgc": DGCConf,
         "powersgd": PowerSGDConf,
+        "onebit": OneBitConf,
+        "threshold": ThresholdConf,
+        "terngrad": TernGradConf,
+        "qsgd": QSGDConf,
+        "cast": CastConf,
     },
     "schema/strategy/collective": {"any": CollectiveConf, "parameter_server": ParameterServerConf},
     "schema/strategy/wire": {"any": WireConf},

@@ -104,6 +104,14 @@ class DensePayload(Payload):
         return type(self)(values, self.codec)
 
 
+class ExactPayload(DensePayload):
+    """A few numbers that all ranks compute with, such as scales: they travel unrounded whatever the wire."""
+
+    @override
+    def rounded(self, wire: Wire) -> tuple[Self, Self | None]:
+        return self, None
+
+
 def _widened(values: Tensor) -> Tensor:
     """`values` in the dtype in which they are added."""
     return values if values.dtype in (torch.float32, torch.float64) else values.to(torch.float32)

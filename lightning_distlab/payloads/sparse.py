@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_distlab.payloads.base import Payload, Traits, accumulation_dtype, aligned_size
+from lightning_distlab.payloads.codecs import ValueCodec
 from lightning_distlab.payloads.dense import exact_codec
 from lightning_distlab.payloads.wire import Wire
 
@@ -59,6 +60,16 @@ class SparsePayload(Payload):
     @override
     def device(self) -> torch.device:
         return self.values.device
+
+    @property
+    def _value_codec(self) -> ValueCodec:
+        """Codec of the values of the sparse form."""
+        return self.wire.value_codec
+
+    @property
+    def _dense_codec(self) -> ValueCodec:
+        """Codec of all elements, of the dense form; it can write 0."""
+        return self.wire.value_codec
 
     @override
     def rounded(self, wire: Wire) -> tuple[Self, Self | None]:
@@ -132,10 +143,10 @@ class SparsePayload(Payload):
     def _form(self) -> tuple[int, int]:
         """Which form is smaller, and the bytes of its body."""
         entries = self.indices.numel()
-        dense = self.wire.value_codec.size(self.size)
+        dense = self._dense_codec.size(self.size)
         if entries == self.size:
             return _DENSE, dense
-        sparse = aligned_size(self.wire.index_codec.size(self.indices, self.size)) + self.wire.value_codec.size(entries)
+        sparse = aligned_size(self.wire.index_codec.size(self.indices, self.size)) + self._value_codec.size(entries)
         return (_SPARSE, sparse) if sparse < dense else (_DENSE, dense)
 
     @override
@@ -150,10 +161,11 @@ class SparsePayload(Payload):
 
     @override
     def max_wire_size(self, terms: int = 1) -> int:
-        wire = self.wire if terms == 1 else self.wire.merged(exact_codec(accumulation_dtype(self.values.dtype)))
-        entries = min(self.size, self.limit * terms)
-        sparse = aligned_size(wire.index_codec.max_size(entries, self.size)) + wire.value_codec.size(entries)
-        return _HEADER.size + min(sparse, wire.value_codec.size(self.size))
+        if terms > 1:
+            return self.as_sum(terms).max_wire_size()
+        indices = aligned_size(self.wire.index_codec.max_size(self.limit, self.size))
+        sparse = indices + self._value_codec.size(self.limit)
+        return _HEADER.size + min(sparse, self._dense_codec.size(self.size))
 
     @override
     def encode(self) -> Tensor:
@@ -164,11 +176,12 @@ class SparsePayload(Payload):
             packed = self.wire.index_codec.encode(self.indices, self.size)
             index_size = packed.numel()
             buffer[_HEADER.size : _HEADER.size + index_size] = packed
-            values, start = self.values, _HEADER.size + aligned_size(index_size)
+            start = _HEADER.size + aligned_size(index_size)
             buffer[_HEADER.size + index_size : start] = 0  # whatever memory held before must not travel
+            buffer[start:] = self._value_codec.encode(self.values)
         else:
-            values, start = self.values if self.indices.numel() == self.size else self.to_dense(), _HEADER.size
-        buffer[start:] = self.wire.value_codec.encode(values)
+            values = self.values if self.indices.numel() == self.size else self.to_dense()
+            buffer[_HEADER.size :] = self._dense_codec.encode(values)
         header = _HEADER.pack(form, self.indices.numel(), index_size, body)
         buffer[: _HEADER.size] = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(self.device)
         return buffer
@@ -177,13 +190,12 @@ class SparsePayload(Payload):
     def decode(self, buffer: Tensor) -> Self:
         form, entries, index_size, body = _HEADER.unpack(bytes(buffer[: _HEADER.size].cpu().numpy()))
         content = buffer[_HEADER.size : _HEADER.size + body]
-        codec = self.wire.value_codec
         if form == _DENSE:
             indices = torch.arange(self.size, device=self.device)
-            values = codec.decode(content, self.size, self.values.dtype)
+            values = self._dense_codec.decode(content, self.size, self.values.dtype)
         else:
             indices = self.wire.index_codec.decode(content[:index_size], entries, self.size)
-            values = codec.decode(content[aligned_size(index_size) :], entries, self.values.dtype)
+            values = self._value_codec.decode(content[aligned_size(index_size) :], entries, self.values.dtype)
         decoded = replace(self, indices=indices, values=values)
         decoded.__dict__["_form"] = (form, body)  # known already: saves measuring the indices when it is forwarded
         return decoded

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning_distlab.collectives import COLLECTIVES
 from lightning_distlab.collectives.base import Collective
-from lightning_distlab.compression import DGC, PowerSGD, Sparse
+from lightning_distlab.compression import DGC, QSGD, OneBit, PowerSGD, Sparse, TernGrad, Threshold
 from lightning_distlab.payloads import COMPACT_WIRE, Wire
 from lightning_distlab.strategies.checks import did_you_mean
 from lightning_distlab.strategies.compressed import CompressedStrategy
@@ -111,3 +111,79 @@ class PowerSGDStrategy(CompressedStrategy):
     ) -> None:
         strategy, compressor = _divide(options)
         super().__init__(PowerSGD(rank=rank, **compressor), collective_by_name(collective), wire=wire, **strategy)
+
+
+class OneBitStrategy(CompressedStrategy):
+    """1-bit SGD (Seide et al., Interspeech 2014).
+
+    Arguments:
+        collective: Name of the exchange algorithm, or an instance; one that adds at the destination.
+        wire: Codecs of what is not compressed; exact by default.
+        **options: Options of `OneBit` (`exclude`, ...) and of `CompressedStrategy`.
+    """
+
+    def __init__(self, *, collective: str | Collective = "gather", wire: Wire | None = None, **options: Any) -> None:
+        strategy, compressor = _divide(options)
+        super().__init__(OneBit(**compressor), collective_by_name(collective), wire=wire, **strategy)
+
+
+class ThresholdStrategy(CompressedStrategy):
+    """One quantum for each element that has grown to a threshold (Strom, Interspeech 2015).
+
+    Arguments:
+        threshold: The quantum, in units of the gradient.
+        collective: Name of the exchange algorithm, or an instance.
+        wire: Codecs of the indices, and of what is not compressed; exact by default.
+        **options: Options of `Threshold` and of `CompressedStrategy`.
+    """
+
+    def __init__(
+        self,
+        threshold: float = 0.001,
+        *,
+        collective: str | Collective = "gather",
+        wire: Wire | None = None,
+        **options: Any,
+    ) -> None:
+        strategy, compressor = _divide(options)
+        method = Threshold(threshold=threshold, **compressor)
+        super().__init__(method, collective_by_name(collective), wire=wire, **strategy)
+
+
+class TernGradStrategy(CompressedStrategy):
+    """TernGrad (Wen et al., NeurIPS 2017).
+
+    Arguments:
+        clip: Where gradients are clipped, in standard deviations; None for not at all.
+        collective: Name of the exchange algorithm, or an instance.
+        wire: Codecs of what is not compressed; exact by default.
+        **options: Options of `TernGrad` (`code`, ...) and of `CompressedStrategy`.
+    """
+
+    def __init__(
+        self,
+        clip: float | None = 2.5,
+        *,
+        collective: str | Collective = "ring",
+        wire: Wire | None = None,
+        **options: Any,
+    ) -> None:
+        strategy, compressor = _divide(options)
+        super().__init__(TernGrad(clip=clip, **compressor), collective_by_name(collective), wire=wire, **strategy)
+
+
+class QSGDStrategy(CompressedStrategy):
+    """Random rounding to a few bits (after QSGD, Alistarh et al., NeurIPS 2017).
+
+    Arguments:
+        bits: Of an element.
+        collective: Name of the exchange algorithm, or an instance.
+        wire: Codecs of what is not compressed; exact by default.
+        **options: Options of `QSGD` (`block`, ...) and of `CompressedStrategy`.
+    """
+
+    def __init__(
+        self, bits: int = 8, *, collective: str | Collective = "ring", wire: Wire | None = None, **options: Any
+    ) -> None:
+        strategy, compressor = _divide(options)
+        super().__init__(QSGD(bits=bits, **compressor), collective_by_name(collective), wire=wire, **strategy)

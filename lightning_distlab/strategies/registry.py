@@ -7,7 +7,15 @@ from typing import Any
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lightning_distlab.strategies.compressed import CompressedStrategy
-from lightning_distlab.strategies.presets import DGCStrategy, PowerSGDStrategy, SparseStrategy
+from lightning_distlab.strategies.presets import (
+    DGCStrategy,
+    OneBitStrategy,
+    PowerSGDStrategy,
+    QSGDStrategy,
+    SparseStrategy,
+    TernGradStrategy,
+    ThresholdStrategy,
+)
 from lightning_distlab.strategies.stock_ddp import LightningDDP
 
 NAMES: dict[str, tuple[type, str, dict[str, Any]]] = {
@@ -29,6 +37,10 @@ NAMES: dict[str, tuple[type, str, dict[str, Any]]] = {
     "sparse_ring": (SparseStrategy, "Top-k with error feedback over a ring", {"collective": "ring"}),
     "sparse_gather": (SparseStrategy, "Top-k with error feedback, all-gathered", {"collective": "gather"}),
     "powersgd": (PowerSGDStrategy, "PowerSGD over the backend's all-reduce", {}),
+    "onebit": (OneBitStrategy, "1-bit SGD in its two phases", {}),
+    "threshold": (ThresholdStrategy, "One quantum for what has grown to a threshold, all-gathered", {}),
+    "terngrad": (TernGradStrategy, "TernGrad over a ring", {}),
+    "qsgd": (QSGDStrategy, "Random rounding to 8 bits over a ring", {}),
 }
 """Registered name: class, description, preset arguments. None of Lightning's own names is taken."""
 

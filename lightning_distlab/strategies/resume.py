@@ -19,12 +19,17 @@ from lightning_distlab.strategies.momentum import momentum_buffers
 FORMAT = 1
 
 
+def _has_memory(engine: Engine) -> bool:
+    """Some tensor's compressor keeps something from step to step."""
+    return any(engine.states[engine.driver.ranks[0]].values())
+
+
 def save_engine(engine: Engine, mode: str, device: torch.device) -> dict[str, Any] | None:
     """An engine's state for a checkpoint, on rank 0; None on the others, with `drop`, and for methods without memory.
 
     All ranks call this together.
     """
-    if mode == "drop" or not any(engine.states[engine.driver.ranks[0]].values()):
+    if mode == "drop" or not (_has_memory(engine) or engine.compressor.draws_by_step):
         return None
     if len(engine.driver.ranks) > 1:
         ranks: dict[str, Any] | None = {str(rank): engine.state_dict(rank) for rank in engine.driver.ranks}
@@ -50,7 +55,11 @@ def restore_engine(engine: Engine, saved: Mapping[str, Any] | None, mode: str) -
     Raises:
         ValueError: There is none, it belongs to another compressor, or a rank's share is missing.
     """
-    if mode in ("reset", "drop") or not any(engine.states[engine.driver.ranks[0]].values()):
+    if mode in ("reset", "drop"):
+        return
+    if not _has_memory(engine):
+        if saved is not None and saved["compressor"] == engine.compressor.name:
+            engine.steps_done = int(saved["steps"])
         return
     remedy = "Set comm_state='reset' (strategy.comm_state=reset) to start with empty residuals."
     if saved is None:

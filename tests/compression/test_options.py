@@ -5,7 +5,19 @@ import math
 import pytest
 import torch
 
-from lightning_distlab.compression import COMPRESSORS, DGC, NoCompression, Param, PowerSGD, Sparse
+from lightning_distlab.compression import (
+    COMPRESSORS,
+    DGC,
+    QSGD,
+    Cast,
+    NoCompression,
+    OneBit,
+    Param,
+    PowerSGD,
+    Sparse,
+    TernGrad,
+    Threshold,
+)
 from lightning_distlab.compression.exclusion import Exclusion
 from lightning_distlab.compression.warmup import SparsityWarmup
 
@@ -33,6 +45,15 @@ BAD_POWERSGD = {
     "exclude": BAD["exclude"],
 }
 CASES += [(PowerSGD, option, value) for option, values in BAD_POWERSGD.items() for value in values]
+BAD_EXCLUSION = {key: BAD[key] for key in ("min_numel", "exclude_vectors", "exclude")}
+BAD_OTHERS = {
+    OneBit: {"min_numel": BAD["min_numel"], "exclude": BAD["exclude"]},
+    Threshold: {**BAD_EXCLUSION, "threshold": [0, -0.1, math.nan, math.inf, "1", None, True]},
+    TernGrad: {**BAD_EXCLUSION, "clip": [0, -1, math.nan, math.inf, "2.5", True], "code": ["bits", None, 2, ""]},
+    QSGD: {**BAD_EXCLUSION, "bits": [1, 9, 0, -1, 4.0, "8", None, True], "block": [0, -1, 1.5, None, True]},
+    Cast: {"dtype": ["fp32", None, 16, ""]},
+}
+CASES += [(cls, option, value) for cls, bad in BAD_OTHERS.items() for option, all_ in bad.items() for value in all_]
 CASES += [(Sparse, "scope", value) for value in ("layer", None, 1)]
 
 
@@ -61,7 +82,17 @@ def test_options_are_keywords():
 
 
 def test_registry():
-    assert {"none": NoCompression, "sparse": Sparse, "dgc": DGC, "powersgd": PowerSGD} == COMPRESSORS
+    assert {
+        "none": NoCompression,
+        "cast": Cast,
+        "sparse": Sparse,
+        "dgc": DGC,
+        "powersgd": PowerSGD,
+        "onebit": OneBit,
+        "threshold": Threshold,
+        "terngrad": TernGrad,
+        "qsgd": QSGD,
+    } == COMPRESSORS
     assert DGC().owns_momentum
     assert DGC().refuses_clipping
     assert not DGC(momentum_correction=False).owns_momentum

@@ -171,7 +171,10 @@ def hook_run(rank, steps):
         net.zero_grad()
         (ddp(torch.eye(M, dtype=torch.float64)).t() * gradient_of(step, rank)).sum().backward()
         averages.append(net.weight.grad.detach().clone().view(-1))
-    return start, averages[FIRST:], float(state.error_dict[0].norm())
+    error = float(state.error_dict[0].norm())
+    del ddp
+    dist.barrier()  # nobody tears the group down under the other
+    return start, averages[FIRST:], error
 
 
 def gradient_of(step, rank):

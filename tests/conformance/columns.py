@@ -58,10 +58,15 @@ BASE = (
     Column("powersgd", "powersgd", {"rank": 1, "min_compression_rate": 1.0}, POWER_LOSSLESS),
     Column("dgc_ring, virtual", "dgc_ring", SMALL, DGC_LOSSLESS, virtual=True),
 )
+ALL_DENSE: dict[str, Any] = {"exclude": ["*"]}
 ALIASES = (
     Column("sparse_ring", "sparse_ring", SMALL, SPARSE_LOSSLESS),
     Column("dgc_gather", "dgc_gather", SMALL, DGC_LOSSLESS),
     Column("dgc_recursive_doubling", "dgc_recursive_doubling", SMALL, DGC_LOSSLESS),
     Column("dgc_halving", "dgc_halving", SMALL, DGC_LOSSLESS),
     Column("dgc_ps", "dgc_ps", SMALL, DGC_LOSSLESS),
+    Column("onebit", "onebit", {"min_numel": 16}, ALL_DENSE),
+    Column("threshold", "threshold", {"min_numel": 16, "threshold": 0.01}, ALL_DENSE),
+    Column("terngrad", "terngrad", {"min_numel": 16}, ALL_DENSE),
+    Column("qsgd", "qsgd", {"min_numel": 16}, ALL_DENSE),
 )

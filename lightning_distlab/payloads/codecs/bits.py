@@ -53,7 +53,7 @@ def pack(fields: Tensor, bits: int) -> Tensor:
     """Pack the low `bits` bits of each element.
 
     Args:
-        fields: int64, [count], non-negative. Higher bits are ignored.
+        fields: Integers of any type, [count], non-negative. Higher bits are ignored.
         bits: Width of a field, 0 to 63.
 
     Returns:
@@ -73,9 +73,9 @@ def pack(fields: Tensor, bits: int) -> Tensor:
     return torch.cat(parts) if parts else fields.new_empty(0, dtype=torch.uint8)
 
 
-def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
-    """The inverse of `pack`: int64, [count]."""
-    fields = torch.zeros(count, dtype=torch.int64, device=packed.device)
+def unpack(packed: Tensor, count: int, bits: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """The inverse of `pack`: integers of a type that holds `bits` bits, [count]."""
+    fields = torch.zeros(count, dtype=dtype, device=packed.device)
     start = shift = 0
     for width in _widths(bits):
         stop = start + (count * width + 7) // 8
@@ -83,7 +83,7 @@ def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
         if width < 8:
             mask = (1 << width) - 1
             part = torch.cat([(part >> at).bitwise_and_(mask) for at in range(0, 8, width)])[:count]
-        fields.bitwise_or_(part.to(torch.int64) << shift)
+        fields.bitwise_or_(part.to(dtype) << shift)
         start, shift = stop, shift + width
     return fields
 
