@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from lightning_distlab.collectives.auto import Auto
 from lightning_distlab.collectives.base import (
     Collective,
     Exchange,
@@ -13,6 +14,7 @@ from lightning_distlab.collectives.base import (
 )
 from lightning_distlab.collectives.gather import Gather
 from lightning_distlab.collectives.halving_doubling import HalvingDoubling
+from lightning_distlab.collectives.hierarchical import Hierarchical
 from lightning_distlab.collectives.native import Native
 from lightning_distlab.collectives.parameter_server import ParameterServer
 from lightning_distlab.collectives.recursive_doubling import RecursiveDoubling
@@ -23,9 +25,23 @@ from lightning_distlab.payloads import RoundSpec
 
 COLLECTIVES: dict[str, type[Collective]] = {
     kind.name: kind
-    for kind in (Native, Gather, Ring, RecursiveDoubling, HalvingDoubling, Tree, ParameterServer, Sequential)
+    for kind in (
+        Native,
+        Gather,
+        Ring,
+        RecursiveDoubling,
+        HalvingDoubling,
+        Tree,
+        ParameterServer,
+        Hierarchical,
+        Auto,
+        Sequential,
+    )
 }
 """All algorithms, by name."""
+
+ALIASES: dict[str, str] = {"parallel": "gather", "butterfly": "recursive_doubling", "rabenseifner": "halving_doubling"}
+"""Other words for them."""
 
 
 def legal_collectives(rounds: Sequence[RoundSpec]) -> list[str]:
@@ -34,11 +50,14 @@ def legal_collectives(rounds: Sequence[RoundSpec]) -> list[str]:
 
 
 __all__ = [
+    "ALIASES",
     "COLLECTIVES",
+    "Auto",
     "Collective",
     "Exchange",
     "Gather",
     "HalvingDoubling",
+    "Hierarchical",
     "Native",
     "NativeRound",
     "ParameterServer",

@@ -95,6 +95,24 @@ class Collective(ABC):
         """Exchange whole payloads, for `Op.GATHER`: all of them, in rank order."""
         raise AssertionError(f"{self.name} does not perform GATHER; `supports` says so")
 
+    ranks_per_node: int = 1
+    """Ranks that average densely with each other before anything is compressed; see `within`."""
+
+    def check_world(self, world_size: int) -> None:  # noqa: B027  (most take any number)
+        """Refuse a number of ranks.
+
+        Raises:
+            ValueError: It does not fit the algorithm's options.
+        """
+
+    def contributor(self, rank: int, world_size: int) -> tuple[int, int]:
+        """Which contribution a rank makes, and how many are averaged: its rank and their number, to a compressor."""
+        return rank, world_size
+
+    def within(self, payload: Payload, rank: int, world_size: int) -> Exchange:
+        """The sum over the ranks of this rank's node, where `ranks_per_node` is above 1."""
+        raise AssertionError(f"{self.name} has no nodes")
+
     def supports(self, spec: RoundSpec) -> str | None:
         """Why this algorithm cannot carry such a round, or None when it can."""
         if spec.op not in self.ops:

@@ -19,10 +19,12 @@ class ParameterServer(Collective):
 
     2 steps for any W, each a synchronisation point. A worker sends M and receives M; the server receives (W - 1) M and
     sends (W - 1) M, so its link grows with W and decides the time: at 256 workers, 97.5 MB and 3 iterations a second it
-    has to take in 73.1 GB/s. The server is one of the workers.
+    has to take in 73.1 GB/s. The server is one of the workers, or, dedicated, a rank of its own: then what it
+    brings is left out, the W - 1 others are N workers, and N M come in and N M go out.
 
     Args:
         server: Rank that adds.
+        dedicated: That rank only serves. For programs of one's own: every rank of a `Trainer` trains.
 
     Raises:
         ValueError: A negative server.
@@ -31,24 +33,36 @@ class ParameterServer(Collective):
     name: ClassVar[str] = "parameter_server"
     ops: ClassVar[frozenset[Op]] = frozenset({Op.SUM, Op.MAX})
 
-    def __init__(self, server: int = 0) -> None:
+    def __init__(self, server: int = 0, dedicated: bool = False) -> None:
         if server < 0:
             raise ValueError(f"server={server} is no rank; use a number from 0 to the number of ranks - 1.")
         self.server = server
+        self.dedicated = dedicated
+
+    @override
+    def check_world(self, world_size: int) -> None:
+        if self.server >= world_size:
+            raise ValueError(f"server={self.server} does not exist among {world_size} ranks; use a smaller number.")
+        if self.dedicated and world_size < 2:
+            raise ValueError("dedicated=True needs a second rank that works; use dedicated=False.")
+
+    @override
+    def contributor(self, rank: int, world_size: int) -> tuple[int, int]:
+        return rank, world_size - self.dedicated
 
     @override
     def run(self, op: Op, payload: Payload, rank: int, world_size: int) -> Exchange:
-        if self.server >= world_size:
-            raise ValueError(f"server={self.server} does not exist among {world_size} ranks; use a smaller number.")
+        self.check_world(world_size)
         if world_size == 1:
             return payload
         workers = [worker for worker in range(world_size) if worker != self.server]
         if rank != self.server:
             yield Round(sends=((self.server, payload),))
-            (total,) = yield Round(receives=(Receive(self.server, payload, world_size),))
+            (total,) = yield Round(receives=(Receive(self.server, payload, world_size - self.dedicated),))
             return total
         pushed = yield Round(receives=[Receive(worker, payload) for worker in workers])
-        pushed.insert(self.server, payload)
+        if not self.dedicated:
+            pushed.insert(self.server, payload)
         if op is Op.MAX:
             total = reduce(lambda a, b: combine(op, a, b), pushed)
         else:
@@ -73,7 +87,7 @@ class ParameterServer(Collective):
     ) -> float:
         if world_size > 1 and rank not in (None, self.server):
             return sum_size(1, elements, density, entry_bytes, dense_bytes)
-        return (world_size - 1) * sum_size(world_size, elements, density, entry_bytes, dense_bytes)
+        return (world_size - 1) * sum_size(world_size - self.dedicated, elements, density, entry_bytes, dense_bytes)
 
 
 def server_bandwidth(bytes_per_worker: float, workers: int, iterations_per_s: float) -> float:

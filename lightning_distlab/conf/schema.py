@@ -209,6 +209,33 @@ class ParameterServerConf:
     server: int = 0
 
 
+class OuterCollective(StrEnum):
+    """Algorithms between nodes."""
+
+    ring = "ring"
+    recursive_doubling = "recursive_doubling"
+    halving_doubling = "halving_doubling"
+    tree = "tree"
+
+
+@dataclass
+class HierarchicalConf:
+    """Dense inside a node, anything between nodes."""
+
+    _target_: str = "lightning_distlab.collectives.Hierarchical"
+    ranks_per_node: int = 2
+    outer: OuterCollective = OuterCollective.recursive_doubling
+
+
+@dataclass
+class AutoConf:
+    """The fastest algorithm by the alpha-beta model."""
+
+    _target_: str = "lightning_distlab.collectives.Auto"
+    latency_s: float = 50e-6
+    gbit_per_s: float = 10.0
+
+
 @dataclass
 class CompressedConf:
     """Any compressor over any collective."""
@@ -252,7 +279,12 @@ _SCHEMAS: dict[str, dict[str, type]] = {
         "qsgd": QSGDConf,
         "cast": CastConf,
     },
-    "schema/strategy/collective": {"any": CollectiveConf, "parameter_server": ParameterServerConf},
+    "schema/strategy/collective": {
+        "any": CollectiveConf,
+        "parameter_server": ParameterServerConf,
+        "hierarchical": HierarchicalConf,
+        "auto": AutoConf,
+    },
     "schema/strategy/wire": {"any": WireConf},
 }
 

@@ -111,6 +111,7 @@ def exchange_bucket(
     step: Step,
     flags: Flags,
     ledger: Ledger | None = None,
+    place: tuple[int, int] | None = None,
 ) -> Generator[Round | NativeRound, list[Payload], Pending]:
     """Run the compressors of a bucket up to their final replies.
 
@@ -119,19 +120,20 @@ def exchange_bucket(
         compressor: The method.
         collective: The algorithm.
         wire: Codecs.
-        step: The step under way, as this rank sees it.
+        step: The step under way, as this rank's compressor sees it.
         flags: What this rank has to tell the others.
         ledger: Where this rank's own payload bytes are counted, if at all.
+        place: Rank and number of ranks in the group, where the compressor counts contributions otherwise.
 
     Returns:
         The bucket, waiting for the verdict on the step.
     """
+    rank, world_size = place or (step.rank, step.world_size)
     present = sum(1 << position for position, entry in enumerate(entries) if entry.present)
-    if collective.carries_headers and not all_finite([entry.grad for entry in entries]):
-        # The step is lost on all ranks; this one still has to send messages of the right form.
-        flags |= Flags.NONFINITE
-        for entry in entries:
-            entry.grad.zero_()
+    if collective.carries_headers:
+        flags |= _zero_unless_finite(entries)
+    if collective.ranks_per_node > 1:
+        flags, present = yield from _average_within(entries, collective, flags, present, rank, world_size)
     units = _units(entries, compressor)
     running = []
     for positions in units:
@@ -151,7 +153,7 @@ def exchange_bucket(
                 del part.payload
             if ledger is not None:
                 ledger.payload_bytes += bundle.wire_size() - (0 if collective.carries_headers else bundle.header_size)
-            answer, everyone = yield from _perform(op, bundle, collective, step)
+            answer, everyone = yield from _perform(op, bundle, collective, rank, world_size)
             flags |= answer.flags
             present |= answer.present
             for position, part in enumerate(parts):
@@ -165,6 +167,38 @@ def exchange_bucket(
         if not all_finite([payload.values for payload in answers_in_order if isinstance(payload, DensePayload)]):
             flags |= Flags.NONFINITE
     return Pending(entries, units, running, [replies[i] for i in range(len(units))], flags, present)
+
+
+def _zero_unless_finite(entries: Sequence[Entry]) -> Flags:
+    """What a rank has to say about its gradients.
+
+    If they are not finite the step is lost on all ranks; this one still has to send messages of the right form.
+    """
+    if all_finite([entry.grad for entry in entries]):
+        return Flags.NONE
+    for entry in entries:
+        entry.grad.zero_()
+    return Flags.NONFINITE
+
+
+def _average_within(
+    entries: Sequence[Entry], collective: Collective, flags: Flags, present: int, rank: int, world_size: int
+) -> Generator[Round | NativeRound, list[Payload], tuple[Flags, int]]:
+    """Average gradients over the ranks of a node, in place and densely; what the node has to tell the others.
+
+    All its ranks go on with the same bits, so that their compressors do the same.
+    """
+    groups: dict[torch.dtype, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.grad.dtype, []).append(entry)
+    parts = [DensePayload.concat([DensePayload(entry.grad) for entry in group]) for group in groups.values()]
+    answer = yield from collective.within(Bundle(tuple(parts), flags, present, len(entries)), rank, world_size)
+    assert isinstance(answer, Bundle)
+    for group, part in zip(groups.values(), answer.parts, strict=True):
+        assert isinstance(part, DensePayload)
+        for entry, piece in zip(group, part.values.split([entry.grad.numel() for entry in group]), strict=True):
+            torch.div(piece, collective.ranks_per_node, out=entry.grad)
+    return answer.flags, answer.present
 
 
 def _by_operation(requests: Mapping[int, Request]) -> list[tuple[Op, list[list[int]]]]:
@@ -227,16 +261,16 @@ class _Part:
 
 
 def _perform(
-    op: Op, bundle: Bundle, collective: Collective, step: Step
+    op: Op, bundle: Bundle, collective: Collective, rank: int, world_size: int
 ) -> Generator[Round | NativeRound, list[Payload], tuple[Bundle, list[Bundle]]]:
     """Carry out one operation on a bundle; the answer, and for GATHER everybody's bundle in rank order."""
     if op is Op.GATHER:
-        gathered = yield from collective.gather(bundle, step.rank, step.world_size)
+        gathered = yield from collective.gather(bundle, rank, world_size)
         everyone = [item for item in gathered if isinstance(item, Bundle)]
         answer = everyone[0]
         for other in everyone[1:]:
             answer = Bundle(answer.parts, answer.flags | other.flags, answer.present | other.present, answer.tensors)
         return answer, everyone
-    result = yield from collective.run(op, bundle, step.rank, step.world_size)
+    result = yield from collective.run(op, bundle, rank, world_size)
     assert isinstance(result, Bundle)
     return result, []

@@ -79,6 +79,7 @@ class Engine:
         wire: Wire | None = None,
         seed: int = 0,
     ) -> None:
+        collective.check_world(driver.world_size)
         self.compressor = compressor
         self.collective = collective
         self.driver = driver
@@ -109,12 +110,13 @@ class Engine:
         """
         assert not self._open, "the step before was not finished"
         self._flags = Flags.SIGNAL if signal else Flags.NONE
+        places = {rank: self.collective.contributor(rank, self.driver.world_size) for rank in self.driver.ranks}
         self._steps = {
             rank: Step(
                 index=self.steps_done,
                 epoch=epoch,
-                rank=rank,
-                world_size=self.driver.world_size,
+                rank=places[rank][0],
+                world_size=places[rank][1],
                 seed=self.seed,
                 scratch=self._scratch,
                 dense_is_cheaper=self._dense_is_cheaper,
@@ -151,6 +153,7 @@ class Engine:
                 self._steps[rank],
                 self._flags,
                 self.ledger if first else None,
+                (rank, self.driver.world_size),
             )
         present = {rank: [gradients[rank][name] is not None for name in names] for rank in self.driver.ranks}
         self._open.append(_OpenBucket(self.driver.open(running, key, self.collective.name), names, present))

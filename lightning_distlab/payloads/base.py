@@ -72,6 +72,10 @@ class Payload(ABC):
         """
         return self
 
+    def limited_like(self, template: Self) -> Self:
+        """This payload with the agreed limits of `template`, whatever it was put together from."""
+        return self
+
     def arrived(self) -> Self:
         """What `decode` makes of this payload's `encode`, without making the bytes."""
         return self

@@ -92,6 +92,10 @@ class Bundle(Payload):
         return self._like([part.as_sum(terms) for part in self.parts])
 
     @override
+    def limited_like(self, template: Self) -> Self:
+        return self._like([a.limited_like(b) for a, b in zip(self.parts, template.parts, strict=True)])
+
+    @override
     def arrived(self) -> Self:
         parts = tuple([part.arrived() for part in self.parts])
         return self if parts == self.parts else self._like(parts)  # payloads are equal when identical

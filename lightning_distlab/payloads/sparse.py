@@ -150,6 +150,11 @@ class SparsePayload(Payload):
         return (_SPARSE, sparse) if sparse < dense else (_DENSE, dense)
 
     @override
+    def limited_like(self, template: Self) -> Self:
+        assert self.indices.numel() <= template.limit
+        return replace(self, limit=template.limit)
+
+    @override
     def arrived(self) -> Self:
         if self._form[0] == _SPARSE or self.indices.numel() == self.size:
             return self

@@ -39,6 +39,17 @@ def check_options(
         ValueError: With the value, the rule, and the remedy.
     """
     check_pair(compressor.rounds, compressor.name, collective, legal_collectives(compressor.rounds))
+    if collective.ranks_per_node > 1 and compressor.needs_whole_gradient:
+        raise ValueError(
+            f"collective='{collective.name}' averages inside a node before anything is compressed, but "
+            f"{compressor.name} as configured looks at each rank's whole gradient first (a norm or a threshold over "
+            "all tensors). Use a per-tensor setting of the compressor."
+        )
+    if getattr(collective, "dedicated", False):
+        raise ValueError(
+            "dedicated=True sets a rank apart that only adds, but every rank of a Trainer trains. Use "
+            "dedicated=False, where the server is one of the workers."
+        )
     if overlap is not None and overlap not in OVERLAPS:
         raise ValueError(
             f"overlap={overlap!r} is unknown{did_you_mean(overlap, OVERLAPS)}; use bucket or after_backward."

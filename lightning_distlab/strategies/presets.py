@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_distlab.collectives import COLLECTIVES
+from lightning_distlab.collectives import ALIASES, COLLECTIVES
 from lightning_distlab.collectives.base import Collective
 from lightning_distlab.compression import DGC, QSGD, OneBit, PowerSGD, Sparse, TernGrad, Threshold
 from lightning_distlab.payloads import COMPACT_WIRE, Wire
@@ -38,12 +38,13 @@ def collective_by_name(collective: str | Collective) -> Collective:
     """
     if isinstance(collective, Collective):
         return collective
-    if collective not in COLLECTIVES:
+    name = ALIASES.get(collective, collective)
+    if name not in COLLECTIVES:
         raise ValueError(
-            f"collective={collective!r} is unknown{did_you_mean(collective, COLLECTIVES)}; "
-            f"use one of {', '.join(sorted(COLLECTIVES))}."
+            f"collective={collective!r} is unknown{did_you_mean(collective, [*COLLECTIVES, *ALIASES])}; "
+            f"use one of {', '.join(sorted([*COLLECTIVES, *ALIASES]))}."
         )
-    return COLLECTIVES[collective]()
+    return COLLECTIVES[name]()
 
 
 def _divide(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -34,6 +34,16 @@ NAMES: dict[str, tuple[type, str, dict[str, Any]]] = {
         {"collective": "halving_doubling"},
     ),
     "dgc_ps": (DGCStrategy, "Deep Gradient Compression over a parameter server", {"collective": "parameter_server"}),
+    "dgc_hierarchical": (
+        DGCStrategy,
+        "Deep Gradient Compression between nodes of 2 ranks, dense inside",
+        {"collective": "hierarchical"},
+    ),
+    "sparse_halving": (
+        SparseStrategy,
+        "Top-k with error feedback by recursive halving and doubling",
+        {"collective": "halving_doubling"},
+    ),
     "sparse_ring": (SparseStrategy, "Top-k with error feedback over a ring", {"collective": "ring"}),
     "sparse_gather": (SparseStrategy, "Top-k with error feedback, all-gathered", {"collective": "gather"}),
     "powersgd": (PowerSGDStrategy, "PowerSGD over the backend's all-reduce", {}),

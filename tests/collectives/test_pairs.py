@@ -5,7 +5,7 @@ import pytest
 from lightning_distlab.collectives import Gather, Native, RecursiveDoubling, Ring, check_pair, legal_collectives
 from lightning_distlab.payloads import DensePayload, Op, RoundSpec, SparsePayload, Traits
 
-MERGING = ["halving_doubling", "tree", "parameter_server"]
+MERGING = ["halving_doubling", "tree", "parameter_server", "hierarchical", "auto"]
 
 
 class Unmergeable(SparsePayload):
@@ -26,8 +26,8 @@ def spec(op, payload=DensePayload):
         ),
         ([spec(Op.SUM, SparsePayload)], ["gather", "ring", "recursive_doubling", *MERGING, "sequential"]),
         ([spec(Op.SUM, Unmergeable)], ["gather", "sequential"]),
-        ([spec(Op.GATHER, SparsePayload)], ["gather"]),
-        ([spec(Op.SCATTER_SUM), spec(Op.ALL_GATHER)], ["gather", "ring"]),
+        ([spec(Op.GATHER, SparsePayload)], ["gather", "auto"]),
+        ([spec(Op.SCATTER_SUM), spec(Op.ALL_GATHER)], ["gather", "ring", "auto"]),
         ([spec(Op.MAX, SparsePayload)], []),
     ],
 )

@@ -65,6 +65,8 @@ ALIASES = (
     Column("dgc_recursive_doubling", "dgc_recursive_doubling", SMALL, DGC_LOSSLESS),
     Column("dgc_halving", "dgc_halving", SMALL, DGC_LOSSLESS),
     Column("dgc_ps", "dgc_ps", SMALL, DGC_LOSSLESS),
+    Column("dgc_hierarchical", "dgc_hierarchical", SMALL, DGC_LOSSLESS),
+    Column("sparse_halving", "sparse_halving", SMALL, SPARSE_LOSSLESS),
     Column("onebit", "onebit", {"min_numel": 16}, ALL_DENSE),
     Column("threshold", "threshold", {"min_numel": 16, "threshold": 0.01}, ALL_DENSE),
     Column("terngrad", "terngrad", {"min_numel": 16}, ALL_DENSE),
