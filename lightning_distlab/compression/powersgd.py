@@ -146,8 +146,9 @@ class PowerSGD(Compressor):
 
 def matrix_shape(weight: Tensor) -> tuple[int, int]:
     """Sizes n and m of the matrix that a weight's elements are in memory order: n is the outermost dimension."""
-    outermost = max(range(weight.dim()), key=lambda dim: (weight.stride(dim), weight.size(dim), -dim))
-    n = weight.size(outermost)
+    # Dimensions of one element have any stride: they say nothing about the order in memory.
+    dims = [dim for dim in range(weight.dim()) if weight.size(dim) != 1]
+    n = weight.size(max(dims, key=lambda dim: (weight.stride(dim), -dim))) if dims else 1
     return n, weight.numel() // n if n else 0
 
 

@@ -149,6 +149,9 @@ def test_matrices_follow_memory_order():
     assert matrix_shape(weight.to(memory_format=torch.channels_last)) == (8, 105)
     assert matrix_shape(torch.zeros(4, 9).t()) == (4, 9)
     assert matrix_shape(torch.zeros(1, 1)) == (1, 1)
+    assert matrix_shape(torch.zeros(8, 3, 1, 1)) == (8, 3)
+    assert matrix_shape(torch.zeros(8, 3, 1, 1).as_strided((8, 3, 1, 1), (3, 1, 99, 99))) == (8, 3)
+    assert matrix_shape(torch.zeros(8, 3, 1, 1).to(memory_format=torch.channels_last)) == (8, 3)
     assert matrix_shape(torch.zeros(0, 3)) == (0, 0)
 
 
