@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from lightning_distlab.collectives.auto import Auto
+from lightning_distlab.collectives.balanced import Balanced
 from lightning_distlab.collectives.base import (
     Collective,
     Exchange,
@@ -13,6 +14,7 @@ from lightning_distlab.collectives.base import (
     combine,
 )
 from lightning_distlab.collectives.gather import Gather
+from lightning_distlab.collectives.gtopk import GTopK
 from lightning_distlab.collectives.halving_doubling import HalvingDoubling
 from lightning_distlab.collectives.hierarchical import Hierarchical
 from lightning_distlab.collectives.native import Native
@@ -35,6 +37,8 @@ COLLECTIVES: dict[str, type[Collective]] = {
         ParameterServer,
         Hierarchical,
         Auto,
+        GTopK,
+        Balanced,
         Sequential,
     )
 }
@@ -53,8 +57,10 @@ __all__ = [
     "ALIASES",
     "COLLECTIVES",
     "Auto",
+    "Balanced",
     "Collective",
     "Exchange",
+    "GTopK",
     "Gather",
     "HalvingDoubling",
     "Hierarchical",

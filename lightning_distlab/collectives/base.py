@@ -91,6 +91,15 @@ class Collective(ABC):
             The result; for `Op.SCATTER_SUM` this rank's index range of it.
         """
 
+    def reduce(
+        self, op: Op, payload: Payload, rank: int, world_size: int
+    ) -> Generator[Round | NativeRound, list[Payload], tuple[Payload, tuple[Payload | None, ...] | None]]:
+        """What `run` does, and what of this rank's contribution did not get into the result, part by part.
+
+        Nothing is left out unless an algorithm says so.
+        """
+        return (yield from self.run(op, payload, rank, world_size)), None
+
     def gather(self, payload: Payload, rank: int, world_size: int) -> Generator[Round, list[Payload], list[Payload]]:
         """Exchange whole payloads, for `Op.GATHER`: all of them, in rank order."""
         raise AssertionError(f"{self.name} does not perform GATHER; `supports` says so")

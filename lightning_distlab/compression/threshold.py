@@ -90,6 +90,9 @@ class Threshold(Compressor):
 
         residual.add_(grad)
         residual.index_add_(0, indices, signs.to(residual.dtype), alpha=-self.threshold)
+        if isinstance(reply.returned, QuantaPayload):  # entries that lost
+            back = reply.returned.values.to(residual.dtype)
+            residual.index_add_(0, reply.returned.indices, back, alpha=self.threshold)
         total = reply.payload
         assert isinstance(total, QuantaPayload)
         grad.zero_()

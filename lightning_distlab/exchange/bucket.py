@@ -153,10 +153,11 @@ def exchange_bucket(
                 del part.payload
             if ledger is not None:
                 ledger.payload_bytes += bundle.wire_size() - (0 if collective.carries_headers else bundle.header_size)
-            answer, everyone = yield from _perform(op, bundle, collective, rank, world_size)
+            answer, everyone, lost = yield from _perform(op, bundle, collective, rank, world_size)
             flags |= answer.flags
             present |= answer.present
             for position, part in enumerate(parts):
+                part.give_back(lost[position] if lost is not None else None)
                 answers.update(part.replies(answer.parts[position], [other.parts[position] for other in everyone]))
         for i in ending:
             replies[i] = answers.pop(i)
@@ -248,6 +249,11 @@ class _Part:
         bounds = [0, *accumulate(payload.length for payload in payloads)]
         return cls(members, bounds, *type(payloads[0]).concat(payloads).rounded(wire))
 
+    def give_back(self, lost: Payload | None) -> None:
+        """Add what did not get through to what the rounding took away."""
+        if lost is not None:
+            self.error = lost if self.error is None else self.error.merge(lost)
+
     def replies(self, answer: Payload, everyone: Sequence[Payload]) -> dict[int, Reply]:
         """Cut an answer, and for GATHER everybody's part, back into one reply per compressor."""
         if len(self.members) == 1:
@@ -262,15 +268,19 @@ class _Part:
 
 def _perform(
     op: Op, bundle: Bundle, collective: Collective, rank: int, world_size: int
-) -> Generator[Round | NativeRound, list[Payload], tuple[Bundle, list[Bundle]]]:
-    """Carry out one operation on a bundle; the answer, and for GATHER everybody's bundle in rank order."""
+) -> Generator[Round | NativeRound, list[Payload], tuple[Bundle, list[Bundle], tuple[Payload | None, ...] | None]]:
+    """Carry out one operation on a bundle.
+
+    Returns:
+        The answer; for GATHER everybody's bundle in rank order; what of each part did not get through, if anything.
+    """
     if op is Op.GATHER:
         gathered = yield from collective.gather(bundle, rank, world_size)
         everyone = [item for item in gathered if isinstance(item, Bundle)]
         answer = everyone[0]
         for other in everyone[1:]:
             answer = Bundle(answer.parts, answer.flags | other.flags, answer.present | other.present, answer.tensors)
-        return answer, everyone
-    result = yield from collective.run(op, bundle, rank, world_size)
+        return answer, everyone, None
+    result, lost = yield from collective.reduce(op, bundle, rank, world_size)
     assert isinstance(result, Bundle)
-    return result, []
+    return result, [], lost

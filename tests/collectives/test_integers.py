@@ -9,7 +9,7 @@ from lightning_distlab.payloads import Bundle, ExactPayload, Flags, LevelPayload
 from tests.payloads.test_levels import some as levels
 from tests.payloads.test_quanta import some as quanta
 
-OURS = [name for name in COLLECTIVES if name not in ("native", "hierarchical")]
+OURS = [name for name in COLLECTIVES if name not in ("native", "hierarchical", "gtopk", "balanced")]
 
 
 def play(name, payloads):
@@ -39,6 +39,6 @@ def test_sums(name, world):
 
 
 def test_pairs():
-    assert set(legal_collectives([RoundSpec(Op.SUM, LevelPayload)])) == {*OURS, "hierarchical"}
-    assert set(legal_collectives([RoundSpec(Op.SUM, QuantaPayload)])) == {*OURS, "hierarchical"}
+    assert set(legal_collectives([RoundSpec(Op.SUM, LevelPayload)])) == {*OURS, "hierarchical", "gtopk", "balanced"}
+    assert set(legal_collectives([RoundSpec(Op.SUM, QuantaPayload)])) == {*OURS, "hierarchical", "gtopk", "balanced"}
     assert ExactPayload(torch.ones(2)).rounded(None)[1] is None

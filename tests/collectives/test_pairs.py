@@ -5,7 +5,7 @@ import pytest
 from lightning_distlab.collectives import Gather, Native, RecursiveDoubling, Ring, check_pair, legal_collectives
 from lightning_distlab.payloads import DensePayload, Op, RoundSpec, SparsePayload, Traits
 
-MERGING = ["halving_doubling", "tree", "parameter_server", "hierarchical", "auto"]
+MERGING = ["halving_doubling", "tree", "parameter_server", "hierarchical", "auto", "gtopk", "balanced"]
 
 
 class Unmergeable(SparsePayload):
