@@ -80,12 +80,12 @@ def run(folder: Path, compressor: str, collective: str) -> Any:
 
 
 def pairs() -> list[tuple[str, str]]:
-    """Every compressor, with the first and the last collective that can carry it."""
+    """Every compressor, with the first and the last collective that can carry it, and some more."""
     chosen = []
     for name, kind in COMPRESSORS.items():
         legal = legal_collectives(kind().rounds)
         chosen += [(name, collective) for collective in dict.fromkeys((legal[0], legal[-1]))]
-    return chosen
+    return [*chosen, ("dgc", "ring"), ("dgc", "gtopk"), ("dgc", "balanced"), ("terngrad", "auto"), ("powersgd", "ring")]
 
 
 @pytest.mark.timeout(120)
