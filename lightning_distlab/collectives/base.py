@@ -104,6 +104,8 @@ class Collective(ABC):
         """Exchange whole payloads, for `Op.GATHER`: all of them, in rank order."""
         raise AssertionError(f"{self.name} does not perform GATHER; `supports` says so")
 
+    delay: int = 0
+    """Steps after which an average is used: what arrives in step t is applied in step t + delay."""
     ranks_per_node: int = 1
     """Ranks that average densely with each other before anything is compressed; see `within`."""
 

@@ -22,22 +22,31 @@ class ParameterServer(Collective):
     has to take in 73.1 GB/s. The server is one of the workers, or, dedicated, a rank of its own: then what it
     brings is left out, the W - 1 others are N workers, and N M come in and N M go out.
 
+    Bounded delay: a worker goes on with what the server had `delay` steps ago, so it need not wait for the slowest push
+    of the step under way. Here every step's average is applied exactly `delay` steps later, and nothing in the first
+    ones: the most stale that the bound allows, and the same on all ranks and in every run. It shows what staleness does
+    to convergence; messages are waited for all the same.
+
     Args:
         server: Rank that adds.
         dedicated: That rank only serves. For programs of one's own: every rank of a `Trainer` trains.
+        delay: Steps after which an average is applied.
 
     Raises:
-        ValueError: A negative server.
+        ValueError: A negative server or delay.
     """
 
     name: ClassVar[str] = "parameter_server"
     ops: ClassVar[frozenset[Op]] = frozenset({Op.SUM, Op.MAX})
 
-    def __init__(self, server: int = 0, dedicated: bool = False) -> None:
+    def __init__(self, server: int = 0, dedicated: bool = False, delay: int = 0) -> None:
         if server < 0:
             raise ValueError(f"server={server} is no rank; use a number from 0 to the number of ranks - 1.")
         self.server = server
         self.dedicated = dedicated
+        if isinstance(delay, bool) or not isinstance(delay, int) or delay < 0:
+            raise ValueError(f"delay={delay!r} must be a number of steps, an integer of at least 0.")
+        self.delay = delay
 
     @override
     def check_world(self, world_size: int) -> None:

@@ -207,6 +207,7 @@ class ParameterServerConf:
 
     _target_: str = "lightning_distlab.collectives.ParameterServer"
     server: int = 0
+    delay: int = 0
 
 
 class OuterCollective(StrEnum):

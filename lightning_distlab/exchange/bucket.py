@@ -16,6 +16,9 @@ from lightning_distlab.exchange.flat import adjacent_runs, joined
 from lightning_distlab.exchange.ledger import Ledger
 from lightning_distlab.payloads import Bundle, DensePayload, Flags, Op, Payload, Reply, Request, Wire
 
+DELAYED = "delayed"
+"""Key of a parameter's averages that wait for their step, [delay x numel], in its state."""
+
 
 @dataclass
 class Entry:
@@ -33,6 +36,14 @@ class Entry:
     state: State
     present: bool = True
 
+    def delay(self, steps: int) -> None:
+        """Put the average into a queue of that many, and take the oldest out; it has begun with zeros."""
+        queue = self.state[DELAYED].view(steps, -1)
+        oldest = queue[0].clone()
+        queue[:-1] = queue[1:].clone()
+        queue[-1] = self.grad
+        self.grad.copy_(oldest)
+
 
 @dataclass
 class Pending:
@@ -45,6 +56,7 @@ class Pending:
         replies: What each is going to be sent.
         flags: OR over all ranks.
         present: Bit i: some rank had a gradient for tensor i.
+        delay: Steps after which an average is used.
     """
 
     entries: Sequence[Entry]
@@ -53,6 +65,7 @@ class Pending:
     replies: list[Reply]
     flags: Flags
     present: int
+    delay: int = 0
 
     def commit(self, present: int) -> list[Entry]:
         """Let the compressors update their state and write averages; the entries that nobody had are left alone.
@@ -73,6 +86,8 @@ class Pending:
                 running.send(reply)
             except StopIteration:
                 averaged += [self.entries[position] for position in positions]
+                for position in positions if self.delay else ():
+                    self.entries[position].delay(self.delay)
             else:
                 name = self.entries[positions[0]].param.name
                 raise AssertionError(f"{name}: the compressor asked again after its final request")
@@ -167,7 +182,7 @@ def exchange_bucket(
         answers_in_order = [replies[i].payload for i in range(len(units))]
         if not all_finite([payload.values for payload in answers_in_order if isinstance(payload, DensePayload)]):
             flags |= Flags.NONFINITE
-    return Pending(entries, units, running, [replies[i] for i in range(len(units))], flags, present)
+    return Pending(entries, units, running, [replies[i] for i in range(len(units))], flags, present, collective.delay)
 
 
 def _zero_unless_finite(entries: Sequence[Entry]) -> Flags:

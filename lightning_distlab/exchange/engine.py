@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_distlab.collectives.base import Collective, NativeRound, Round
 from lightning_distlab.compression.base import Compressor, Param, Scratch, State, Step
-from lightning_distlab.exchange.bucket import Entry, Pending, exchange_bucket
+from lightning_distlab.exchange.bucket import DELAYED, Entry, Pending, exchange_bucket
 from lightning_distlab.exchange.driver import Driver, Ticket
 from lightning_distlab.exchange.flat import flat_view, shaped_view
 from lightning_distlab.exchange.ledger import Ledger
@@ -88,7 +88,7 @@ class Engine:
         self.seed = seed
         self.steps_done = 0
         self.states: dict[int, dict[str, State]] = {
-            rank: {name: compressor.init_state(param) for name, param in self.params.items()} for rank in driver.ranks
+            rank: {name: self._new_state(param) for name, param in self.params.items()} for rank in driver.ranks
         }
         self._scratch = Scratch()
         self._steps: dict[int, Step] = {}
@@ -235,11 +235,20 @@ class Engine:
         sparse = self.collective.sum_bytes(world, elements, density, entry, dense_bytes)
         return sparse >= self.collective.sum_bytes(world, elements, 1.0, entry, dense_bytes) > 0
 
+    def _new_state(self, param: Param) -> State:
+        """Fresh memory of a parameter on one rank."""
+        state = self.compressor.init_state(param)
+        if self.collective.delay:
+            state[DELAYED] = torch.zeros(
+                self.collective.delay * param.weight.numel(), dtype=param.weight.dtype, device=param.weight.device
+            )
+        return state
+
     def register(self, param: Param) -> None:
         """Add a parameter that began to take part (unfrozen, say), with fresh memory on all ranks."""
         self.params[param.name] = param
         for rank in self.driver.ranks:
-            self.states[rank][param.name] = self.compressor.init_state(param)
+            self.states[rank][param.name] = self._new_state(param)
 
     def unregister(self, name: str) -> None:
         """Drop a parameter that no longer takes part, and its memory."""

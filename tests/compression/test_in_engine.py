@@ -41,7 +41,10 @@ def engine_step(engine, grads):
     return engine.finish()
 
 
-@pytest.mark.parametrize("collective", ["gather", "ring", "recursive_doubling"])
+@pytest.mark.parametrize(
+    "collective",
+    ["gather", "ring", "recursive_doubling", "halving_doubling", "tree", "parameter_server", "sequential", "auto"],
+)
 @pytest.mark.parametrize("name", MAKE)
 def test_the_engine_and_lock_step_agree(name, collective):
     world = 3
