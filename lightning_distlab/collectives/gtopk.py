@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from lightning_distlab.collectives.base import Collective, Exchange, NativeRound, Receive, Round, combine, sum_size
 from lightning_distlab.collectives.losers import Losers, added, cut, indices_of, parts_of, take
+from lightning_distlab.collectives.recursive_doubling import RecursiveDoubling, merged_ranks, split_power
 from lightning_distlab.payloads import Op, Payload
 
 
@@ -42,8 +43,7 @@ class GTopK(Collective):
     ) -> Generator[Round | NativeRound, list[Payload], tuple[Payload, Losers | None]]:
         if world_size == 1:
             return payload, None
-        power = 1 << (world_size.bit_length() - 1)
-        extra = world_size - power
+        power, extra = split_power(world_size)
 
         def form(terms: int) -> Payload:
             """How a cut sum of that many contributions travels."""
@@ -69,7 +69,7 @@ class GTopK(Collective):
         while distance < power:
             other = number ^ distance
             peer = 2 * other + 1 if other < extra else other + extra
-            (arrived,) = yield Round(((peer, total),), (Receive(peer, form(_terms(other, distance, extra))),))
+            (arrived,) = yield Round(((peer, total),), (Receive(peer, form(merged_ranks(other, distance, extra))),))
             both = combine(op, total, arrived) if number < other else combine(op, arrived, total)
             total, dropped = cut(both, payload)
             alive, own = take(alive, indices_of(dropped))
@@ -83,8 +83,7 @@ class GTopK(Collective):
 
     @override
     def steps(self, world_size: int) -> int:
-        power = 1 << (world_size.bit_length() - 1)
-        return power.bit_length() - 1 + (2 if world_size > power else 0)
+        return RecursiveDoubling().steps(world_size)
 
     @override
     def sum_bytes(
@@ -97,15 +96,8 @@ class GTopK(Collective):
         *,
         rank: int | None = None,
     ) -> float:
-        power = 1 << (world_size.bit_length() - 1)
-        extra = world_size - power
+        power, extra = split_power(world_size)
         rank = (1 if extra else 0) if rank is None else rank
         paired = rank < 2 * extra
         messages = 1 if paired and rank % 2 == 0 else power.bit_length() - 1 + paired
         return messages * sum_size(1, elements, density, entry_bytes, dense_bytes)
-
-
-def _terms(number: int, distance: int, extra: int) -> int:
-    """Ranks merged in what participant `number` sends at `distance`: its block of participants, pairs counted twice."""
-    start = number // distance * distance
-    return distance + max(0, min(start + distance, extra) - start)

@@ -34,7 +34,7 @@ class RecursiveDoubling(Collective):
     def run(self, op: Op, payload: Payload, rank: int, world_size: int) -> Exchange:
         if world_size == 1:
             return payload
-        power, extra = _split(world_size)
+        power, extra = split_power(world_size)
         if rank < 2 * extra and rank % 2 == 0:
             yield Round(sends=((rank + 1, payload),))
             for _ in range(power.bit_length() - 1):
@@ -52,7 +52,7 @@ class RecursiveDoubling(Collective):
         while distance < power:
             other = number ^ distance
             peer = 2 * other + 1 if other < extra else other + extra
-            terms = _terms(other, distance, extra)
+            terms = merged_ranks(other, distance, extra)
             (arrived,) = yield Round(((peer, total),), (Receive(peer, payload, terms),))
             total = combine(op, total, arrived) if number < other else combine(op, arrived, total)
             distance *= 2
@@ -64,7 +64,7 @@ class RecursiveDoubling(Collective):
 
     @override
     def steps(self, world_size: int) -> int:
-        power, extra = _split(world_size)
+        power, extra = split_power(world_size)
         return power.bit_length() - 1 + (2 if extra else 0)
 
     @override
@@ -78,7 +78,7 @@ class RecursiveDoubling(Collective):
         *,
         rank: int | None = None,
     ) -> float:
-        power, extra = _split(world_size)
+        power, extra = split_power(world_size)
         if rank is None:
             rank = 1 if extra else 0  # belongs to a pair if there is any, and its blocks hold the most pairs
         paired = rank < 2 * extra
@@ -86,17 +86,17 @@ class RecursiveDoubling(Collective):
             terms = [1]
         else:
             number = rank // 2 if paired else rank - extra
-            terms = [_terms(number, 1 << t, extra) for t in range(power.bit_length() - 1)] + [world_size] * paired
+            terms = [merged_ranks(number, 1 << t, extra) for t in range(power.bit_length() - 1)] + [world_size] * paired
         return sum(sum_size(n, elements, density, entry_bytes, dense_bytes) for n in terms)
 
 
-def _split(world_size: int) -> tuple[int, int]:
+def split_power(world_size: int) -> tuple[int, int]:
     """`world_size` as the largest power of two in it, and the rest."""
     power = 1 << (world_size.bit_length() - 1)
     return power, world_size - power
 
 
-def _terms(number: int, distance: int, extra: int) -> int:
+def merged_ranks(number: int, distance: int, extra: int) -> int:
     """Ranks merged in what participant `number` sends at `distance`: its block of participants, pairs counted twice."""
     start = number // distance * distance
     return distance + max(0, min(start + distance, extra) - start)
