@@ -107,6 +107,49 @@ def compression_table(
 
 
 @app.command()
+def simulate(
+    strategies: Annotated[str, typer.Option(help="Names, with commas; ddp, fedavg, dga and all registered ones.")] = (
+        "ddp,dgc_gather,powersgd,fedavg,dga"
+    ),
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks, as in 1,2,4 or 1-8.")] = "1,2,4,8,16,32,64",
+    links: Annotated[list[str] | None, typer.Option(help="Profile, or as 20ms,100mbit; may be repeated.")] = None,
+    compute: Annotated[float, typer.Option(help="Seconds of computing in a step.")] = 0.2,
+    model: Annotated[str, typer.Option(help="Network whose gradient is exchanged.")] = "resnet50",
+    period: Annotated[int, typer.Option(help="Local steps of fedavg and dga.")] = 5,
+    delay: Annotated[int, typer.Option(help="Steps of delay of dga.")] = 20,
+    overhead: Annotated[float, typer.Option(help="Share of computing that dga loses to messages under way.")] = 0.0,
+    jitter: Annotated[float, typer.Option(help="Standard deviation of the logarithm of computing times.")] = 0.0,
+    handshakes: Annotated[int, typer.Option(help="One-way delays of a message; 2 for gloo.")] = 1,
+    steps: Annotated[int, typer.Option(help="Steps that are played.")] = 200,
+    plot: Annotated[Path | None, typer.Option(help="Draw speed-up over ranks into this file.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Play the clocks of many ranks over links that are not there: step time, efficiency and speed-up."""
+    from lightning_distlab.report.model_shapes import MODELS
+    from lightning_distlab.simulation.links import parse_link
+    from lightning_distlab.simulation.table import (
+        Settings,
+        plot_simulation,
+        rows_as_data,
+        simulation_table,
+        subjects,
+    )
+    from lightning_distlab.simulation.table import simulate as play
+
+    if model not in MODELS:
+        raise ValueError(f"model={model!r} must be one of {', '.join(MODELS)}.")
+    settings = Settings(compute, period, delay, overhead, jitter, handshakes, steps=steps)
+    named = {text: parse_link(text) for text in links or ["datacenter", "home-wifi", "globe"]}
+    chosen = subjects([name.strip() for name in strategies.split(",")], MODELS[model]())
+    rows = play(chosen, numbers("ranks", ranks, 1), named, settings)
+    Console(width=None if Console().is_terminal else 120).print(simulation_table(rows))
+    if json_file is not None:
+        write_json(json_file, rows_as_data(rows))
+    if plot is not None:
+        plot_simulation(rows, plot)
+
+
+@app.command()
 def pairs(
     page: Annotated[Path | None, typer.Option(help="Write the page of the documentation to this file.")] = None,
 ) -> None:

@@ -28,6 +28,7 @@ from lightning_distlab.compression import (
     PowerSGD,
     Scratch,
     Sparse,
+    State,
     Step,
     TernGrad,
     Threshold,
@@ -134,6 +135,53 @@ def bytes_sent(messages: Sequence[tuple[Op, Payload]], over: str, ranks: int) ->
     return round(total)
 
 
+def messages_of(
+    compressor: Compressor, wire: Wire, shapes: Shapes, gradients: dict[str, Tensor]
+) -> list[tuple[Op, Payload]]:
+    """What a rank asks of the others in its first step, in order.
+
+    Args:
+        compressor: The method.
+        wire: Codecs.
+        shapes: Of the network.
+        gradients: 1-D, by name; left as they are.
+    """
+    params = _params(shapes)
+    states = {name: compressor.init_state(param) for name, param in params.items()}
+    recorder, _ = _step(compressor, wire, params, states, gradients, Step(0, 0.0, 0, 1))
+    return recorder.messages
+
+
+def _params(shapes: Shapes) -> dict[str, Param]:
+    """Parameters that take no memory: nothing reads their values."""
+    return {n: Param(n, torch.empty(1).expand(s), Hyper(momentum=0.9)) for n, s in shapes.items()}
+
+
+def _step(
+    compressor: Compressor,
+    wire: Wire,
+    params: dict[str, Param],
+    states: dict[str, State],
+    gradients: dict[str, Tensor],
+    step: Step,
+) -> tuple[_Recorder, float]:
+    """One step as a single rank; its messages, and processor seconds of compressing, encoding and updating memories."""
+    own = {name: gradient.clone() for name, gradient in gradients.items()}
+    recorder = _Recorder()
+    entries = [Entry(param, own[name], states[name]) for name, param in params.items()]
+    started = time.process_time()
+    step.observed = compressor.observe(own if compressor.needs_whole_gradient else {}, states, step)
+    running = exchange_bucket(entries, compressor, recorder, wire, step, Flags.NONE)
+    try:
+        next(running)
+    except StopIteration as stop:
+        pending = stop.value
+    for _, message in recorder.messages:
+        message.encode()
+    pending.commit(pending.present)
+    return recorder, time.process_time() - started
+
+
 def measure(model: str, label: str, shapes: Shapes, gradients: dict[str, Tensor]) -> Row:
     """Run two steps of a compressor as one rank; sizes of the first, time of the faster one.
 
@@ -144,31 +192,15 @@ def measure(model: str, label: str, shapes: Shapes, gradients: dict[str, Tensor]
         gradients: 1-D, by name; left as they are.
     """
     method = METHODS[label]
-    compressor, scratch = method.make(), Scratch()
-    params = {n: Param(n, torch.empty(1).expand(s), Hyper(momentum=0.9)) for n, s in shapes.items()}
+    compressor, scratch, params = method.make(), Scratch(), _params(shapes)
     states = {name: compressor.init_state(param) for name, param in params.items()}
-    fastest, payload, sent = math.inf, 0, {8: 0, 64: 0}
-    for index in range(2):
-        own = {name: gradient.clone() for name, gradient in gradients.items()}
-        recorder = _Recorder()
-        entries = [Entry(param, own[name], states[name]) for name, param in params.items()]
-        started = time.process_time()
-        step = Step(index, 0.0, 0, 1, scratch=scratch)
-        step.observed = compressor.observe(own if compressor.needs_whole_gradient else {}, states, step)
-        running = exchange_bucket(entries, compressor, recorder, method.wire, step, Flags.NONE)
-        try:
-            next(running)
-        except StopIteration as stop:
-            pending = stop.value
-        for _, message in recorder.messages:
-            message.encode()
-        pending.commit(pending.present)
-        fastest = min(fastest, time.process_time() - started)
-        if index == 0:
-            payload = sum(_own_size(op, message) for op, message in recorder.messages)
-            sent = {ranks: bytes_sent(recorder.messages, method.over, ranks) for ranks in sent}
+    first, seconds = _step(compressor, method.wire, params, states, gradients, Step(0, 0.0, 0, 1, scratch=scratch))
+    payload = sum(_own_size(op, message) for op, message in first.messages)
+    sent = {ranks: bytes_sent(first.messages, method.over, ranks) for ranks in (8, 64)}
+    del first
+    _, again = _step(compressor, method.wire, params, states, gradients, Step(1, 0.0, 0, 1, scratch=scratch))
     dense = 4 * sum(gradient.numel() for gradient in gradients.values())
-    return Row(model, label, dense, payload, dense / payload, sent[8], sent[64], 1e3 * fastest)
+    return Row(model, label, dense, payload, dense / payload, sent[8], sent[64], 1e3 * min(seconds, again))
 
 
 def _own_size(op: Op, message: Payload) -> int:
