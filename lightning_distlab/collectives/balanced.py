@@ -30,6 +30,7 @@ class Balanced(Collective):
 
     name: ClassVar[str] = "balanced"
     ops: ClassVar[frozenset[Op]] = frozenset({Op.SUM, Op.MAX})
+    cuts: ClassVar[bool] = True
 
     @override
     def run(self, op: Op, payload: Payload, rank: int, world_size: int) -> Exchange:

@@ -67,6 +67,8 @@ class Collective(ABC):
         name: The word that selects it.
         ops: Operations it can perform.
         carries_headers: Messages are ours, with flags in their headers. False where the backend reduces bare tensors.
+        cuts: Keeps only some entries of sparse sums. Tensors are then summed apart, so that which of them share a
+            bucket, which may change within a run, has no say in what is kept.
         merges_in_transit: Partial sums travel, so payloads must merge without loss. False where everything is added
             once, at its destination.
     """
@@ -75,6 +77,7 @@ class Collective(ABC):
     ops: ClassVar[frozenset[Op]]
     carries_headers: ClassVar[bool] = True
     merges_in_transit: ClassVar[bool] = True
+    cuts: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, op: Op, payload: Payload, rank: int, world_size: int) -> Exchange:

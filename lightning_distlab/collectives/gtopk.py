@@ -31,6 +31,7 @@ class GTopK(Collective):
 
     name: ClassVar[str] = "gtopk"
     ops: ClassVar[frozenset[Op]] = frozenset({Op.SUM, Op.MAX})
+    cuts: ClassVar[bool] = True
 
     @override
     def run(self, op: Op, payload: Payload, rank: int, world_size: int) -> Exchange:

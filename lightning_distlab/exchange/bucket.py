@@ -14,7 +14,7 @@ from lightning_distlab.collectives.base import Collective, NativeRound, Round
 from lightning_distlab.compression.base import Compression, Compressor, Param, State, Step
 from lightning_distlab.exchange.flat import adjacent_runs, joined
 from lightning_distlab.exchange.ledger import Ledger
-from lightning_distlab.payloads import Bundle, DensePayload, Flags, Op, Payload, Reply, Request, Wire
+from lightning_distlab.payloads import Bundle, DensePayload, Flags, Op, Payload, Reply, Request, SparsePayload, Wire
 
 DELAYED = "delayed"
 """Key of a parameter's averages that wait for their step, [delay x numel], in its state."""
@@ -160,7 +160,7 @@ def exchange_bucket(
     while requests:
         ending = [i for i, request in requests.items() if request.final]
         answers: dict[int, Reply] = {}
-        for op, groups in _by_operation(requests):
+        for op, groups in _by_operation(requests, collective.cuts):
             # What was asked for is let go once it is assembled: the message is the only copy from here on.
             parts = [_Part.of([(i, requests.pop(i).payload) for i in members], wire) for members in groups]
             bundle = Bundle(tuple([part.payload for part in parts]), flags, present, len(entries))
@@ -217,16 +217,17 @@ def _average_within(
     return answer.flags, answer.present
 
 
-def _by_operation(requests: Mapping[int, Request]) -> list[tuple[Op, list[list[int]]]]:
+def _by_operation(requests: Mapping[int, Request], cuts: bool) -> list[tuple[Op, list[list[int]]]]:
     """Positions by operation, in one order on all ranks; within it in groups that share a part.
 
     Where ranks own index ranges, each tensor is a part of its own, since a range of several tensors laid together is
-    no range of any of them.
+    no range of any of them. So is each sparse one where sums are cut.
     """
 
     def part_key(i: int) -> str:
-        ranges = requests[i].op in (Op.SCATTER_SUM, Op.ALL_GATHER)
-        return f"{_part_key(requests[i].payload)}/{i if ranges else ''}"
+        apart = requests[i].op in (Op.SCATTER_SUM, Op.ALL_GATHER)
+        apart = apart or (cuts and isinstance(requests[i].payload, SparsePayload))
+        return f"{_part_key(requests[i].payload)}/{i if apart else ''}"
 
     order = sorted(requests, key=lambda i: (requests[i].op.value, _part_key(requests[i].payload), i))
     return [
