@@ -10,7 +10,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from lightning_distlab.collectives.base import Collective, Exchange, NativeRound, Receive, Round, combine, sum_size
-from lightning_distlab.collectives.losers import Losers, cut, indices_of, parts_of, take, tightened
+from lightning_distlab.collectives.losers import Losers, arrived_at, cut, indices_of, parts_of, take, tightened
 from lightning_distlab.payloads import Op, Payload, even_bounds
 
 
@@ -60,7 +60,7 @@ class Balanced(Collective):
         sums = yield Round([(p, own) for p in peers], [Receive(p, kept[p]) for p in peers])
         by_rank = {rank: own, **dict(zip(peers, sums, strict=True))}
         result = type(payload).concat([by_rank[p] for p in range(world_size)])
-        through, _ = take(payload, indices_of(parts_of(result)))
+        through, _ = take(payload, arrived_at(parts_of(result)))
         _, lost = take(payload, indices_of(parts_of(through)))
         return result, lost
 

@@ -66,6 +66,11 @@ def indices_of(parts: Sequence[Payload | None]) -> list[Tensor | None]:
     return [part.indices if isinstance(part, SparsePayload) else None for part in parts]
 
 
+def arrived_at(parts: Sequence[Payload]) -> list[Tensor | None]:
+    """Where sparse parts are not zero: what has travelled in dense form has an entry everywhere."""
+    return [part.indices[part.values != 0] if isinstance(part, SparsePayload) else None for part in parts]
+
+
 def tightened(payload: P, share: int) -> P:
     """A template that allows 1/share of the entries, rounded up."""
     parts = [
@@ -76,8 +81,10 @@ def tightened(payload: P, share: int) -> P:
 
 
 def _cut(total: SparsePayload, like: SparsePayload) -> tuple[SparsePayload, SparsePayload]:
-    keep = torch.ones_like(total.indices, dtype=torch.bool)
-    if total.indices.numel() > like.limit:
+    # Zeros are never kept. They are contributions that have cancelled, or places that the dense form has filled in,
+    # which whoever has made the message does not see.
+    keep = total.values != 0
+    if int(keep.sum()) > like.limit:
         order = torch.sort(total.values.abs(), descending=True, stable=True).indices
         keep[order[like.limit :]] = False
     kept = replace(total, indices=total.indices[keep], values=total.values[keep], limit=like.limit)

@@ -23,9 +23,9 @@ class ParameterServer(Collective):
     brings is left out, the W - 1 others are N workers, and N M come in and N M go out.
 
     Bounded delay: a worker goes on with what the server had `delay` steps ago, so it need not wait for the slowest push
-    of the step under way. Here every step's average is applied exactly `delay` steps later, and nothing in the first
-    ones: the most stale that the bound allows, and the same on all ranks and in every run. It shows what staleness does
-    to convergence; messages are waited for all the same.
+    of the step under way. Here every step's average is applied exactly `delay` steps later (of those in which some rank
+    had a gradient for the tensor), and nothing in the first ones: the most stale that the bound allows, and the same on
+    all ranks and in every run. It shows what staleness does to convergence; messages are waited for all the same.
 
     Args:
         server: Rank that adds.
@@ -74,8 +74,8 @@ class ParameterServer(Collective):
             pushed.insert(self.server, payload)
         if op is Op.MAX:
             total = reduce(lambda a, b: combine(op, a, b), pushed)
-        else:
-            total = type(payload).merge_all(pushed)
+        else:  # the sum of one is itself, in the form in which it has come
+            total = type(payload).merge_all(pushed) if len(pushed) > 1 else pushed[0]
         yield Round(sends=[(worker, total) for worker in workers])
         return total
 

@@ -49,12 +49,17 @@ def dense_average(grad: Tensor, values: Tensor, state: State, world_size: int, k
     if residual is not None:
         values = values + residual
     early = world_size if values.dtype == torch.float16 else 1
+    lost: Tensor | None = None
     if early > 1:
-        values = values / early
+        whole, values = values, values / early
+        lost = whole - values * early  # what is too small for a fraction of it
     reply: Reply = yield Request(Op.SUM, DensePayload(values), final=True)
     if keep_error and reply.returned is not None:
         assert isinstance(reply.returned, DensePayload)
-        state["rounding"] = (reply.returned.values * early).to(grad.dtype)
+        returned = (reply.returned.values * early).to(grad.dtype)
+        state["rounding"] = returned if lost is None else returned + lost
+    elif keep_error and lost is not None and bool(lost.any()):
+        state["rounding"] = lost
     elif residual is not None:
         residual.zero_()
     write_average(reply.payload, grad, world_size // early)

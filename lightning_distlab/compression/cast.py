@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lightning_distlab.compression import checks
 from lightning_distlab.compression.base import Compression, Compressor, Param, State, Step
-from lightning_distlab.payloads import DensePayload, Op, Reply, Request, RoundSpec
+from lightning_distlab.payloads import DensePayload, Op, Reply, Request, RoundSpec, accumulation_dtype
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -19,8 +19,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Cast(Compressor):
     """Each rank sends its gradient rounded to bf16 or fp16; what that takes away is lost.
 
-    fp16 is divided by the number of ranks before it is sent, since a backend that adds in fp16 overflows at 65504,
-    and what would overflow by itself becomes the largest finite number. Over `native` the backend adds in half
+    fp16 is cut off at 65504 and divided by the number of ranks before it is sent, since a backend that adds in fp16
+    overflows there. Over `native` the backend adds in half
     precision too; over our own collectives sums are fp32, and travel as such.
 
     State keys: none.
@@ -44,11 +44,14 @@ class Cast(Compressor):
         dtype = DTYPES[self.dtype]
         early = step.world_size if self.dtype == "fp16" else 1
         largest = torch.finfo(dtype).max
-        # NaN passes; a rank that has one says so in its header, or finds it in the backend's sum.
-        half = (grad / early).clamp_(-largest, largest).to(dtype)
+        wide = grad.to(accumulation_dtype(grad.dtype)).clamp(-largest, largest).div_(early)
+        half = wide.to(dtype)
+        if not bool(grad.isfinite().all()):  # over a backend without headers the sum has to tell everybody
+            half.fill_(torch.nan)
         reply: Reply = yield Request(Op.SUM, DensePayload(half), final=True)
         assert isinstance(reply.payload, DensePayload)
-        torch.div(reply.payload.values.to(grad.dtype), step.world_size // early, out=grad)
+        torch.div(reply.payload.values.to(wide.dtype), step.world_size // early, out=wide)
+        grad.copy_(wide)
 
     @override
     def describe(self, params: Mapping[str, Param]) -> str:

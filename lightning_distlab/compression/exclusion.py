@@ -29,6 +29,8 @@ class Exclusion:
 
     def reason(self, param: Param) -> str | None:
         """Why this parameter is left out, or None when it is compressed."""
+        if not param.weight.numel():
+            return "no elements"
         if self.vectors and param.weight.dim() <= 1:
             return "dim <= 1"
         if param.weight.numel() < self.min_numel:

@@ -22,7 +22,7 @@ class QSGD(Compressor):
     With L = 2^(bits - 1) - 1 and local gradient g, for each block of a tensor:
 
         s = max over ranks of max |g|
-        level_i = floor(L g_i / s + u),  u uniform in [0, 1)
+        level_i = L g_i / s, rounded up or down at random, right on average
         G = (1/N) Σ level s / L
 
     E[level] = L g / s, so there is no memory. The paper scales by the 2-norm and codes the many small levels that

@@ -32,14 +32,14 @@ class Uniform:
             self._generator = torch.Generator(self._device)
             self._generator.manual_seed(int(seed.generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
-    def add_to(self, values: Tensor) -> None:
-        """Add a number to each element, in place; they are multiples of 2^-32, half a unit above 0."""
+    def draw(self, count: int) -> Tensor:
+        """Odd multiples of 2^-24 below 1, fp32, [count]: exact, and neither 0 nor 1."""
         if self._device.type == "cpu":
-            words = np.asarray(self._bits.random_raw((values.numel() + 1) // 2), dtype=np.uint64)
-            integers = torch.from_numpy(words.view(np.int32))[: values.numel()]
-            values.add_(integers, alpha=2.0**-32).add_(0.5 + 2.0**-33)
+            words = np.asarray(self._bits.random_raw((count + 1) // 2), dtype=np.uint64)
+            integers = torch.from_numpy(words.view(np.int32))[:count]
         else:
-            values.add_(torch.rand(values.shape, device=self._device, generator=self._generator))
+            integers = torch.randint(1 << 24, (count,), device=self._device, generator=self._generator)
+        return integers.bitwise_and_((1 << 24) - 1).bitwise_or_(1).to(torch.float32).mul_(2.0**-24)
 
 
 def shared_scales(values: Tensor, block: int, limit: float | None) -> Tensor:
@@ -75,9 +75,9 @@ def exchange_levels(
 ) -> Compression:
     """Average a gradient that travels as random levels; `grad` becomes the average.
 
-    With s the largest magnitude over all ranks of a block, level = floor(bound g / s + u) with u uniform in [0, 1),
-    which is bound g / s in expectation. The levels of all ranks count the same unit s / bound, so sums of them are
-    integers, and exact.
+    With s the largest magnitude over all ranks of a block, level is bound g / s, rounded towards zero or away from it
+    with the probability that makes bound g / s the expectation. The levels of all ranks count the same unit s / bound,
+    so sums of them are integers, and exact.
 
     Args:
         grad: [n].
@@ -98,7 +98,10 @@ def exchange_levels(
     assert isinstance(reply.payload, LevelPayload)
     unit = scales / (bound * step.world_size)
     for at, units in _chunks(grad.numel(), block, unit):
-        torch.mul(reply.payload.levels[at], units.to(grad.dtype), out=grad[at])
+        if grad.dtype == units.dtype:
+            torch.mul(reply.payload.levels[at], units, out=grad[at])
+        else:  # a unit may be too small for half precision where its multiples are not
+            grad[at] = reply.payload.levels[at].to(units.dtype) * units
 
 
 def _draw(grad: Tensor, per_unit: Tensor, uniform: Uniform, bound: int, block: int, limit: float | None) -> Tensor:
@@ -108,11 +111,27 @@ def _draw(grad: Tensor, per_unit: Tensor, uniform: Uniform, bound: int, block: i
         piece = grad[at].to(torch.float32)
         if limit is not None:
             piece = piece.clamp(-limit, limit)
-        scaled = piece * factors
-        uniform.add_to(scaled)
-        # Rounding may carry a sum that is just below bound + 1 there.
-        levels[at] = scaled.floor_().clamp_(-bound, bound)
+        levels[at] = random_round(piece * factors, uniform, bound).clamp_(-bound, bound)
     return levels
+
+
+def random_round(values: Tensor, uniform: Uniform, bound: int) -> Tensor:
+    """Each value, overwritten, becomes one of its two neighbouring integers, right on average; integers stay.
+
+    Between -1 and 1 that is ⌈v - u⌉, exact to 2^-24, since u is neither 0 nor 1. With larger values the difference
+    would be rounded, and some integers would move; there the part behind the point decides by itself.
+
+    Args:
+        values: fp32, [n], no larger than `bound` but for rounding.
+        uniform: Gives u.
+        bound: Largest magnitude.
+    """
+    if bound == 1:
+        return values.sub_(uniform.draw(values.numel())).ceil_()
+    whole = values.trunc()
+    part = values.sub_(whole)
+    up = uniform.draw(part.numel()) < part.abs()
+    return whole.add_(part.sign_().mul_(up))
 
 
 def _chunks(numel: int, block: int, factors: Tensor) -> Iterator[tuple[slice, Tensor]]:

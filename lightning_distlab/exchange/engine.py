@@ -59,7 +59,8 @@ class Engine:
     """Compresses, exchanges and averages gradients, for one rank or for all virtual ranks of a process.
 
     A step is `begin`, one `submit` per bucket (in the same order on all ranks), `finish`. Until `finish` has heard
-    from all ranks that every gradient is finite, no state and no gradient changes.
+    from all ranks that every gradient is finite, no state changes, and a gradient at most by the average of its
+    node or, where it is not finite, to zero.
 
     Args:
         compressor: What is sent.
@@ -261,10 +262,22 @@ class Engine:
         return self.states[rank]
 
     def load_state(self, rank: int, states: Mapping[str, State]) -> None:
-        """Replace a rank's memory by copies of what was saved; parameters that are not named keep theirs."""
+        """Put copies of what was saved into a rank's memory; parameters and keys that are not named keep theirs.
+
+        Raises:
+            ValueError: A memory has another size than this run's options give it, or averages wait that would be lost.
+        """
         for name, state in states.items():
             own = self.states[rank][name]
-            own.clear()
+            for key, value in state.items():
+                fits = own[key].numel() == value.numel() if key in own else key != DELAYED
+                if not fits:
+                    size = own[key].numel() if key in own else "none"
+                    raise ValueError(
+                        f"{name}: the checkpoint's {key!r} has {value.numel()} elements, this run's {size}: an option "
+                        "of the compressor or the collective has changed. Use the options of the run that was saved, "
+                        "or comm_state='reset' (strategy.comm_state=reset) to start with empty memories."
+                    )
             own.update({key: value.clone() for key, value in state.items()})
 
 

@@ -34,7 +34,7 @@ from lightning_distlab.compression import (
     Threshold,
 )
 from lightning_distlab.exchange.bucket import Entry, exchange_bucket
-from lightning_distlab.payloads import COMPACT_WIRE, PAPER_WIRE, Flags, Op, Payload, Wire
+from lightning_distlab.payloads import COMPACT_WIRE, PAPER_WIRE, Bundle, Flags, Op, Payload, Wire
 from lightning_distlab.report.model_shapes import MODELS, Shapes
 
 BYTE_WIRE = Wire(value="int8", dense="int8")
@@ -120,7 +120,7 @@ def bytes_sent(messages: Sequence[tuple[Op, Payload]], over: str, ranks: int) ->
 
     Args:
         messages: Of one rank, in order.
-        over: `gather`; or `ring`, which is also what is taken for the backend's own all-reduce (`native`).
+        over: `gather`, `ring` or `native`; a ring is also what is taken for the backend's own all-reduce.
         ranks: Number of ranks.
     """
     total = 0.0
@@ -129,6 +129,9 @@ def bytes_sent(messages: Sequence[tuple[Op, Payload]], over: str, ranks: int) ->
             total += message.wire_size() * (ranks - 1) / ranks
         elif over == "gather":
             total += message.wire_size() * (ranks - 1)
+        elif over == "native":  # bare tensors, added in the type in which they travel
+            assert isinstance(message, Bundle)
+            total += 2 * (message.wire_size() - message.header_size) * (ranks - 1) / ranks
         else:  # chunks collect contributions on their way round, and the sums go round once more
             sizes = [message.wire_size(), *(message.max_wire_size(terms) for terms in range(2, ranks + 1))]
             total += (sum(sizes[:-1]) + (ranks - 1) * sizes[-1]) / ranks

@@ -27,6 +27,7 @@ _OF_STRATEGY = (
     "checkpoint_io",
     "precision_plugin",
     "static_graph",
+    "gradient_as_bucket_view",
 )
 
 

@@ -57,10 +57,8 @@ def restore_engine(engine: Engine, saved: Mapping[str, Any] | None, mode: str) -
     """
     if mode in ("reset", "drop"):
         return
-    if not _has_memory(engine):
-        if saved is not None and saved["compressor"] == engine.compressor.name:
-            engine.steps_done = int(saved["steps"])
-        return
+    if not _has_memory(engine) and (saved is None or saved["compressor"] != engine.compressor.name):
+        return  # nothing to go on from, and nothing needed
     remedy = "Set comm_state='reset' (strategy.comm_state=reset) to start with empty residuals."
     if saved is None:
         raise ValueError(

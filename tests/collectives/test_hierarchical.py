@@ -7,10 +7,10 @@ from lightning_distlab.collectives import Auto, Gather, Hierarchical, ParameterS
 from lightning_distlab.compression import DGC, NoCompression, Param, PowerSGD, Sparse, TernGrad
 from lightning_distlab.exchange.drivers import InProcessDriver
 from lightning_distlab.exchange.engine import Engine
-from lightning_distlab.payloads import DensePayload, Op, RoundSpec, SignPayload
+from lightning_distlab.payloads import DensePayload, Op, RoundSpec, SignPayload, Wire
 from lightning_distlab.strategies import CompressedStrategy
 from tests.compression.harness import EXACT, Ranks, random_grads, same_states
-from tests.helpers.payloads import bits, bundle, dense
+from tests.helpers.payloads import bits, bundle, dense, sparse
 
 SHAPES = {"a": (30, 20), "b": (5, 7, 13), "a.bias": (30,)}
 F = torch.float64
@@ -179,3 +179,9 @@ def test_onebit_goes_by_gather_or_auto():
         Gather.name,
         Auto.name,
     ]
+
+
+def test_a_server_of_its_own_for_one_worker():
+    payloads = [sparse(rank, 40, 5).rounded(Wire(value="fp16"))[0] for rank in range(2)]
+    results, _ = play(ParameterServer(dedicated=True), Op.SUM, payloads)
+    assert all(torch.equal(result.to_dense(), payloads[1].to_dense()) for result in results)

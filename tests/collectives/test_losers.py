@@ -7,7 +7,7 @@ from lightning_distlab.collectives import COLLECTIVES, Balanced, GTopK
 from lightning_distlab.compression import DGC, Hyper, Param, Sparse, Threshold
 from lightning_distlab.exchange.drivers import InProcessDriver
 from lightning_distlab.exchange.engine import Engine
-from lightning_distlab.payloads import Bundle, Flags, Op, Wire
+from lightning_distlab.payloads import Bundle, Flags, Op, SparsePayload, Wire
 from tests.compression.harness import EXACT, random_grads
 from tests.helpers.payloads import bits, dense, sparse
 from tests.payloads.test_quanta import some as quanta
@@ -143,3 +143,25 @@ def test_residuals_take_losers_back(name, make, wire, world):
         key = "velocity" if isinstance(engine.compressor, DGC) else "residual"
         held = torch.stack([engine.states[r][n][key] for r in range(world)]).mean(0)
         torch.testing.assert_close(got[n] + held, given[n], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("size", "limit", "world"), [
+    (6, 2, 2), (7, 1, 4), (12, 4, 4), (64, 4, 32), (130, 13, 64), (100, 90, 4), (600, 588, 3), (1000, 980, 4),
+])  # fmt: skip
+@pytest.mark.parametrize("name", NAMES)
+def test_sums_that_travel_in_dense_form(name, size, limit, world):
+    """They arrive with an entry everywhere, and a zero is no sign that a contribution has got through."""
+    payloads = [sparse(r, size, limit, Wire(value="fp32"), torch.float32) for r in range(world)]
+    whole = torch.stack([p.to_dense().double() for p in payloads]).sum(0)
+    results, _ = play(name, payloads)
+    back = sum(lost[0].to_dense().double() for _, lost in results if lost is not None)
+    torch.testing.assert_close(results[0][0].to_dense().double() + back, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_contributions_that_cancel(name):
+    first = SparsePayload(torch.tensor([1, 2, 3]), torch.tensor([1.0, 2.0, 5.0], dtype=F), 4, 3)
+    second = SparsePayload(torch.tensor([3]), torch.tensor([-5.0], dtype=F), 4, 3)
+    results, _ = play(name, [first, second])
+    back = sum(lost[0].to_dense() for _, lost in results)
+    assert torch.equal(results[0][0].to_dense() + back, torch.tensor([0.0, 1.0, 2.0, 0.0], dtype=F))

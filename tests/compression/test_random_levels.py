@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from lightning_distlab.compression import QSGD, TernGrad
+from lightning_distlab.compression import QSGD, Param, Step, TernGrad
+from lightning_distlab.compression.stochastic import Uniform, random_round
 from lightning_distlab.payloads import LevelPayload, Wire
 from tests.compression.harness import Ranks, random_grads
 
@@ -53,7 +54,9 @@ def test_sums_are_integer_multiples_of_the_shared_scale(method, dtype):
     multiples = average["w"].double() / unit
     assert (multiples - multiples.round()).abs().max() <= (1e-3 if dtype.itemsize > 2 else 3 * bound * 2.0**-7)
     assert multiples.abs().max() <= 3 * bound * (1 + 1e-2)
-    assert all(state == {} for states in ranks.states for state in states.values())
+    assert all(states["w"] == {} for states in ranks.states)
+    # Of a fraction in fp16, what is too small for it is kept.
+    assert all(states["b"].keys() <= ({"rounding"} if dtype == torch.float16 else set()) for states in ranks.states)
     for rank in range(3):
         levels = ranks.sent[rank]["w"]
         assert isinstance(levels, LevelPayload)
@@ -120,3 +123,26 @@ def test_bits_of_an_element(make, bits):
     ranks = Ranks(make(), {"w": torch.zeros(100, 100)}, world=2)
     ranks.step(random_grads(2, ranks.weights, 0, dtype=torch.float32))
     assert ranks.sent[0]["w"].wire_size() == 10_000 * bits / 8
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-4, 1e-5])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_small_gradients_in_half_precision_are_not_shrunk(dtype, scale):
+    weights = {"w": torch.zeros(128, 128, dtype=dtype)}
+    ranks = Ranks(QSGD(), weights, world=4, wire=Wire())
+    true = (scale * torch.randn(128 * 128, generator=torch.Generator().manual_seed(0))).to(dtype)
+    average = ranks.step([{"w": true.clone()} for _ in range(4)])["w"].double()
+    slope = (average @ true.double()) / (true.double() @ true.double())
+    assert slope == pytest.approx(1.0, abs=0.004)
+
+
+@pytest.mark.parametrize("bound", [1, 7, 127])
+def test_integers_stay_and_draws_do_not_leave_their_neighbours(bound):
+    count = 2_000_000
+    uniform = Uniform(Param("w", torch.zeros(1)), Step(0, 0.0, 0, 1))
+    draws = uniform.draw(count)
+    assert 0.0 < draws.min() < 1e-5
+    assert 1 - 1e-5 < draws.max() < 1.0
+    for value in (0.0, -0.0, 1.0, -1.0, float(bound), -float(bound), 1e-30, -1e-30):
+        rounded = random_round(torch.full((count,), value), uniform, bound)
+        assert torch.equal(rounded.abs(), torch.full((count,), abs(round(value)), dtype=torch.float32)), value

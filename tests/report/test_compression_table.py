@@ -37,8 +37,7 @@ def test_bytes_of_a_rank_bound_those_of_a_real_exchange(label):
     row = measure("small", label, SMALL, gradients)
     params = {n: Param(n, torch.zeros(s)) for n, s in SMALL.items()}
     driver = InProcessDriver(ranks)
-    over = "ring" if method.over == "native" else method.over
-    engine = Engine(method.make(), COLLECTIVES[over](), driver, params, method.wire)
+    engine = Engine(method.make(), COLLECTIVES[method.over](), driver, params, method.wire)
     for _ in range(2):
         before = driver.ledger.bytes_sent(0)
         grads = {r: {n: torch.randn(s, generator=generator) for n, s in SMALL.items()} for r in range(ranks)}
