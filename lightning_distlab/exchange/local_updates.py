@@ -9,7 +9,8 @@ et al., NeurIPS 2021) goes on and takes it in `delay` steps later. Both are one 
 
 What is exchanged is what the optimizer has subtracted, not the gradient: so the swap is exact for momentum, Adam, any
 schedule, clipping and weight decay. Over the ranks the corrections Σ u - mean(Σ u) add up to zero, so they never move
-the mean of the replicas, and replicas differ by their updates of the last `delay` steps and of the round under way only.
+the mean of the replicas, and replicas differ by their updates of the last `delay` steps and of the round under way
+only.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class LocalUpdates:
             however many ranks there are; a ring needs somebody to forward its messages, which happens in `after_step`.
         period: Steps of a round (K). 1 exchanges every step.
         delay: Steps from the end of a round to the use of its mean (D). 0 waits for it at once.
-        corrected: Off: a rank takes back its own step and moves by the delayed means alone, to compare with. Stable only
-            for small delays: on curvature λ while lr λ < 2 sin(π / (2 (2 D + 1))).
+        corrected: Off: a rank takes back its own step and moves by the delayed means alone, to compare with. Stable
+            only for small delays: on curvature λ while lr λ < 2 sin(π / (2 (2 D + 1))).
 
     Raises:
         ValueError: An option is out of range, or parameters differ in dtype.
