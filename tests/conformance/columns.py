@@ -49,6 +49,7 @@ class Column:
         return entry["strategy"](**{**chosen, **options})
 
 
+ALL_DENSE: dict[str, Any] = {"exclude": ["*"]}
 POWER_LOSSLESS: dict[str, Any] = {"min_compression_rate": 1e9}  # no matrix is that large: all travel whole
 
 BASE = (
@@ -56,9 +57,12 @@ BASE = (
     Column("sparse_gather", "sparse_gather", SMALL, SPARSE_LOSSLESS),
     Column("dgc_ring", "dgc_ring", SMALL, DGC_LOSSLESS),
     Column("powersgd", "powersgd", {"rank": 1, "min_compression_rate": 1.0}, POWER_LOSSLESS),
+    Column("onebit", "onebit", {"min_numel": 16}, ALL_DENSE),
+    Column("threshold", "threshold", {"min_numel": 16, "threshold": 0.01}, ALL_DENSE),
+    Column("terngrad", "terngrad", {"min_numel": 16}, ALL_DENSE),
+    Column("qsgd", "qsgd", {"min_numel": 16}, ALL_DENSE),
     Column("dgc_ring, virtual", "dgc_ring", SMALL, DGC_LOSSLESS, virtual=True),
 )
-ALL_DENSE: dict[str, Any] = {"exclude": ["*"]}
 ALIASES = (
     Column("sparse_ring", "sparse_ring", SMALL, SPARSE_LOSSLESS),
     Column("dgc_gather", "dgc_gather", SMALL, DGC_LOSSLESS),
@@ -67,8 +71,4 @@ ALIASES = (
     Column("dgc_ps", "dgc_ps", SMALL, DGC_LOSSLESS),
     Column("dgc_hierarchical", "dgc_hierarchical", SMALL, DGC_LOSSLESS),
     Column("sparse_halving", "sparse_halving", SMALL, SPARSE_LOSSLESS),
-    Column("onebit", "onebit", {"min_numel": 16}, ALL_DENSE),
-    Column("threshold", "threshold", {"min_numel": 16, "threshold": 0.01}, ALL_DENSE),
-    Column("terngrad", "terngrad", {"min_numel": 16}, ALL_DENSE),
-    Column("qsgd", "qsgd", {"min_numel": 16}, ALL_DENSE),
 )

@@ -62,7 +62,7 @@ EXCEPTIONS: dict[str, dict[str, Refuses]] = {
         "distlab_ddp": _NO_CPU,
         "sparse_gather": _NO_CPU,
         "dgc_ring": _NO_CPU,
-        "powersgd": _NO_CPU,
+        **dict.fromkeys(("powersgd", "onebit", "threshold", "terngrad", "qsgd"), _NO_CPU),
         _VIRTUAL: Refuses("sync_batchnorm=True has no meaning with virtual_ranks", "ranks run one after the other"),
     },
     "iterable": {_VIRTUAL: _STREAM},
